@@ -1,8 +1,8 @@
 """
 Checks of the arguments that callers of the library pass.
 
-Each reports a wrong argument at once, in one sentence; otherwise the call would fail later, in code that
-the caller does not know.
+Each check reports a wrong argument at once, in one sentence; otherwise the call would fail later, in code
+that the caller does not know.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pipegrid.errors import UsageError
 
 def check_whole(value: Any, name: str, least: int | None = None) -> int:
     """
-    Return ``value`` if it is a whole number that is not too small.
+    Return ``value`` if it is a whole number of at least ``least``.
 
     Raises:
-        UsageError: it is not, or it is a boolean.
+        UsageError: ``value`` is not such a number, or is a boolean.
     """
     if isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least):
         return value
@@ -44,8 +44,8 @@ def check_kind(
     Raise UsageError unless ``value`` is an instance of ``kinds``.
 
     Args:
-        kind: the name of these kinds in the error.
-        secret: do not show the value in the error, since it may be a secret.
+        kind: what the error calls an instance of ``kinds``.
+        secret: whether the error must not show the value, since it may be a secret.
     """
     if not isinstance(value, kinds):
         raise UsageError(f"{name} is {kind}, not {shown(value, secret)}")
@@ -62,7 +62,7 @@ def shown(value: object, secret: bool = False) -> str:
     Return how an error shows a value: its type, and the value itself if it is short.
 
     Args:
-        secret: show only the type of text and bytes, since they may contain a secret.
+        secret: whether to show only the type of text and bytes, since they may contain a secret.
     """
     if value is None:
         return "None"

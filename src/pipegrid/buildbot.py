@@ -9,15 +9,14 @@ The step runs ``pipegrid speedtest run`` on the worker and shows each result as 
 sets:
 
 * properties: ``upload-per-file`` (seconds), ``upload-per-file-RTT``, ``upload-1MB``, ``upload-10MB``,
-  ``upload-100MB`` (kB a second), ...; the same for ``download``; all of them also as statistics of the
-  step;
+  ``upload-100MB`` (kB a second), ...; the same for ``download``; all of them also as statistics of the step;
 * sets of test results (seconds, bytes a second, round trips) with one result for each measurement;
 * logs: ``report`` (HTML), ``run.json`` (every sample), ``comparison``;
 * a verdict: whether anything is slower, beyond noise, than in the last builds of this builder.
 
 The history is kept as *build data*: the JSON of each run is stored with its build in the master's database.
-So all masters share it, it survives workers that are created for each build, the master deletes it together
-with old builds, and it can be fetched from ``/api/v2/builds/N/data/pipegrid-speedtest/value``.
+So all masters share the history, it survives workers that are created for each build, and the master deletes
+a run together with its build. A run can be fetched from ``/api/v2/builds/N/data/pipegrid-speedtest/value``.
 
 ``pipegrid.speedtest.buildbot_results`` makes the verdict, without Buildbot.
 """
@@ -56,9 +55,9 @@ ACCEPTED = "speedtest-accepted"
 
 ON_REGRESSION = {"fail": FAILURE, "warn": WARNINGS, "ignore": SUCCESS}
 LOOK_BACK_BUILDS = 100
-"""How many earlier builds are searched for runs."""
+"""How many earlier builds are searched for runs, at most."""
 HISTORY_RUNS = 20
-"""How many earlier runs the worker gets, to draw in its report."""
+"""How many earlier runs the worker gets, at most, to draw in its report."""
 
 _SOURCE = "SpeedTest"
 _LAST_LINES = 20
@@ -69,15 +68,15 @@ class SpeedTest(ShellMixin, CompositeStepMixin, BuildStep):  # type: ignore[misc
     Run the speed test and compare it with earlier builds.
 
     Args:
-        command: what runs on the worker. It must print the classic lines and write ``run.json``, and
-            optionally ``report.html``, into ``output``; it finds the builder's earlier runs in ``history``
-            there.
+        command: the command to run on the worker. It must print the classic lines and write ``run.json``, and
+            optionally ``report.html``, into ``output``; the builder's earlier runs are in ``output``'s
+            directory ``history``.
         output: a directory below the step's working directory; emptied first.
-        compare_with: the number of earlier runs, at most; 0 for none.
+        compare_with: the most earlier runs to compare with; 0 for none.
         on_regression: the step's result if anything is slower: ``fail``, ``warn`` or ``ignore``.
         accept: if true, a regression becomes the new baseline; best set by a property of a forced build.
-        prefix: of the names of properties and build data; letters, digits, ``_``, ``-`` and ``.``, not
-            starting with a digit or dot.
+        prefix: the beginning of the names of properties and build data; letters, digits, ``_``, ``-`` and
+            ``.``, not starting with a digit or dot.
         kwargs: arguments of ``ShellCommand``.
     """
 
@@ -114,15 +113,15 @@ class SpeedTest(ShellMixin, CompositeStepMixin, BuildStep):  # type: ignore[misc
         self.addLogObserver("stdio", _Lines(self._heard))
 
     def run(self) -> Deferred[int]:
-        """Start the step; the Deferred fires with its result."""
+        """Start the step; return a Deferred that fires with the step's result."""
         return Deferred.fromCoroutine(self._run())
 
     def getCurrentSummary(self) -> dict[str, str]:
-        """Return the latest measurement, for the step."""
+        """Return the latest measurement, as the summary of the running step."""
         return {"step": self._follower.last or "measuring"}
 
     def getResultSummary(self) -> dict[str, str]:
-        """Return the main figures and the verdict, for the step and the build."""
+        """Return the main figures and the verdict, as the summary of the step and the build."""
         if not self._outcome:
             return dict(super().getResultSummary())
         return {"step": self._outcome, "build": self._outcome}
@@ -134,7 +133,7 @@ class SpeedTest(ShellMixin, CompositeStepMixin, BuildStep):  # type: ignore[misc
 
     async def _run(self) -> int:
         path = self.build.path_module.join
-        # Results of an earlier build must not be mistaken for those of this one.
+        # Otherwise results of an earlier build could be mistaken for those of this build.
         await self.runRmdir(path(self.workdir, self.output), abandonOnFailure=False)
         earlier = await self._look_back()
         await self._hand_over(earlier)
@@ -237,7 +236,7 @@ class SpeedTest(ShellMixin, CompositeStepMixin, BuildStep):  # type: ignore[misc
         return found
 
     async def _hand_over(self, earlier: Sequence[EarlierBuild]) -> None:
-        """Upload the earlier runs to where the speed test expects its history."""
+        """Upload the earlier runs to the directory where the speed test looks for them."""
         if not earlier:
             return
         path = self.build.path_module.join
@@ -257,9 +256,10 @@ class EarlierBuild:
     The stored data of an earlier build.
 
     Attributes:
-        number: of the build.
+        number: the number of the build.
         document: the JSON of its run.
-        regressed, accepted: its verdict.
+        regressed: whether anything was slower in the build than before.
+        accepted: whether its regression was accepted as the new baseline.
     """
 
     number: int
@@ -270,7 +270,7 @@ class EarlierBuild:
 
 class _Lines(LogLineObserver):  # type: ignore[misc]
     """
-    Passes each line of standard output and of standard error, which shows the progress, to a callback.
+    Passes each line of standard output and of standard error, where the progress is shown, to a callback.
     """
 
     def __init__(self, heard: Callable[[str], None]) -> None:

@@ -1,12 +1,12 @@
 """
-All public exceptions: the class says who is at fault, and whether another server may succeed.
+All public exceptions, whose classes say who is at fault, and whether another server may succeed.
 
-The text of each error is one sentence: what failed, where, what to do. Facts are attributes.
+The text of each error is one sentence: what failed, where, and what to do. Facts are attributes.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # defined as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # instead of the import from ``typing``, which is slow
 if TYPE_CHECKING:
     from typing import TypeVar
 
@@ -18,8 +18,7 @@ class PipegridError(Exception):
     An error that PipeGrid foresaw; the text says what to do.
 
     Attributes:
-        parameters: words of the text that name arguments of a call, so that a command can replace them by
-            its options.
+        parameters: words of the text that name arguments of a call; a command replaces them by its options.
     """
 
     parameters: tuple[str, ...] = ()
@@ -28,8 +27,8 @@ class PipegridError(Exception):
         """
         Return how to copy or unpickle the error with its attributes.
 
-        The default calls the class with the text alone, which some classes do not accept: a process pool
-        would then wait for ever for a result that it cannot read.
+        The default calls the class with the text alone, which some classes do not accept. A process pool
+        would then wait forever for a result that it cannot unpickle.
         """
         return _made_again, (type(self), self.args), self.__dict__
 
@@ -51,7 +50,9 @@ class UsageError(PipegridError):
 
 
 class PipelineStopped(UsageError):
-    """An earlier call of this pipeline failed, or it was aborted; start again with a new pipeline."""
+    """
+    An earlier call of this pipeline failed, or the pipeline was aborted; start again with a new pipeline.
+    """
 
 
 class RemoteCallError(PipegridError):
@@ -60,7 +61,7 @@ class RemoteCallError(PipegridError):
 
     Attributes:
         remote_type: the exception's class at the peer, with its module, as the peer reports it.
-        remote_traceback: the peer's traceback, or what it sent instead.
+        remote_traceback: the peer's traceback, or what the peer sent instead.
     """
 
     def __init__(self, message: str, remote_type: str = "", remote_traceback: str = "") -> None:
@@ -82,7 +83,7 @@ class SegmentTooLarge(UsageError):
     A file was stored in segments that need more memory than is allowed.
 
     Attributes:
-        segment_bytes: the size of its segments.
+        segment_bytes: the size of the file's segments.
     """
 
     def __init__(self, segment_bytes: int, allowed_bytes: int) -> None:
@@ -105,7 +106,7 @@ class DirectoryError(PipegridError):
 
 
 class CannotReach(PipegridError):
-    """What a client keeps cannot be read as a whole, so that none of its leases may be released."""
+    """What a client keeps cannot all be read, so none of the client's leases may be released."""
 
 
 class _NamedChildError(UsageError):
@@ -113,8 +114,9 @@ class _NamedChildError(UsageError):
     An error about a name in a directory.
 
     Attributes:
-        name: as it was given.
-        perhaps_made: an earlier attempt may have been stored, and undone by another client since.
+        name: the name as it was given.
+        perhaps_made: whether an earlier attempt may have succeeded, and another client may have undone it
+            since.
     """
 
     def __init__(self, message: str, name: str, perhaps_made: bool = False) -> None:
@@ -128,8 +130,9 @@ class NoSuchChild(_NamedChildError):
     A directory has no child of this name; list it to see what exists.
 
     Attributes:
-        name: as it was given.
-        perhaps_made: an earlier attempt may have been stored, and undone by another client since.
+        name: the name as it was given.
+        perhaps_made: whether an earlier attempt may have succeeded, and another client may have undone it
+            since.
     """
 
 
@@ -138,8 +141,9 @@ class ChildExists(_NamedChildError):
     A directory already has a child of this name; take another name, or allow replacing it.
 
     Attributes:
-        name: as it was given.
-        perhaps_made: an earlier attempt may have been stored, and undone by another client since.
+        name: the name as it was given.
+        perhaps_made: whether an earlier attempt may have succeeded, and another client may have undone it
+            since.
     """
 
 
@@ -148,7 +152,7 @@ class SourceError(PipegridError):
 
 
 class SinkError(PipegridError):
-    """The local file that the plaintext goes to could not be written."""
+    """The local file for the plaintext could not be written."""
 
 
 class InvitationError(PipegridError):
@@ -156,7 +160,7 @@ class InvitationError(PipegridError):
 
 
 class GridError(PipegridError):
-    """The grid could not do it; it may work later, or with more servers."""
+    """An operation on the grid failed; it may succeed later, or with more servers."""
 
 
 class UnhappyError(GridError):
@@ -164,9 +168,10 @@ class UnhappyError(GridError):
     The shares could not be spread over enough servers, or too few shares were stored to restore the file.
 
     Attributes:
-        reached: servers of happiness, or shares that were stored.
-        wanted: the same that the caller, or the file, requires.
-        absent: servers that did not answer in time; with them it may be enough.
+        reached: the servers of happiness that were reached, or the number of shares that were stored.
+        wanted: the servers of happiness that the caller requires, or the number of shares that the file
+            needs.
+        absent: how many servers did not answer in time; with them the operation may succeed.
     """
 
     def __init__(self, message: str, reached: int, wanted: int, absent: int = 0) -> None:
@@ -181,10 +186,10 @@ class NotEnoughSharesError(GridError):
     Fewer good shares were found than the file needs.
 
     Attributes:
-        found: distinct good shares that were found.
-        needed: distinct shares that every reader needs (k).
-        absent: servers that did not answer in time; they may have more.
-        absent_shares: how many more these have if every server has its part of all shares.
+        found: how many distinct good shares were found.
+        needed: how many distinct shares every reader needs (k).
+        absent: how many servers did not answer in time; they may have more shares.
+        absent_shares: how many more shares these servers have if each server has its part of all shares.
     """
 
     def __init__(
@@ -208,7 +213,7 @@ class UncoordinatedWriteError(GridError):
 
     Attributes:
         theirs: the sequence number of the version that the servers have now, or None if unknown.
-        ours: the sequence number of the version to be written, if it got that far.
+        ours: the sequence number of the version to be written, or None if the error came before it was known.
     """
 
     def __init__(self, message: str, theirs: int | None = None, ours: int | None = None) -> None:
@@ -222,8 +227,8 @@ class RollbackError(GridError):
     The servers offer an older version of a mutable file than was seen before.
 
     Attributes:
-        offered: sequence number of the newest version that they offer.
-        seen: sequence number of the newest version that this client has seen.
+        offered: the sequence number of the newest version that the servers offer.
+        seen: the sequence number of the newest version that this client has seen.
     """
 
     def __init__(self, message: str, offered: int, seen: int) -> None:
@@ -248,7 +253,7 @@ class ServerError(PipegridError):
 
 
 class ServerUnreachable(ServerError):
-    """The server could not be connected, or the connection was lost; it may work later."""
+    """The server could not be reached, or the connection was lost; it may be reachable later."""
 
 
 class WriteLost(ServerUnreachable):
@@ -261,7 +266,7 @@ class WriteLost(ServerUnreachable):
 
 
 class ServerTimeout(ServerError):
-    """The server did not answer in time; it may do so later."""
+    """The server did not answer in time; it may answer later."""
 
 
 class ServerRefused(ServerError):
@@ -269,7 +274,9 @@ class ServerRefused(ServerError):
 
 
 class WrongSwissnum(ServerRefused):
-    """The secret in the server's address is not its own, so it did nothing; another address may be right."""
+    """
+    The secret in the address is not the server's, so the server did nothing; another address may be right.
+    """
 
 
 class NoSuchShare(ServerRefused):
@@ -310,9 +317,9 @@ class CorruptionError(PipegridError):
     Bytes do not match their hash.
 
     Attributes:
-        share_number: the share, or None if the file itself is inconsistent.
-        offset: offset in the share data of the first byte of the wrong part, or None.
-        server: the server that sent the bytes, where known.
+        share_number: the number of the share, or None if the file itself is inconsistent.
+        offset: the offset in the share data at which the wrong part begins, or None.
+        server: the server that sent the bytes, or "" if unknown.
     """
 
     def __init__(

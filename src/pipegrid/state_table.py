@@ -1,9 +1,9 @@
 """
 Tables of states and events: which state follows each state after each event.
 
-An object with states declares its table at the top of its module, and changes its state in one method,
-which asks the table. An event that the table does not allow is an error of this program, and is raised at
-once.
+A module whose objects have states declares such a table at its top. One method of the objects changes the
+state, by asking the table. An event that the table does not allow is an error of this program, and is raised
+at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 
 class Named(Enum):
-    """A state or an event; its value is a clause for messages. Hashed by identity, which is fast."""
+    """A state or an event; its value is a clause for messages. It is hashed by identity, which is fast."""
 
     __hash__ = object.__hash__
 
@@ -32,9 +32,9 @@ class Table(Generic[S, E]):
     State transitions of one kind of object.
 
     Args:
-        whose: names the object in errors.
-        events: the columns.
-        rows: for each state the state that follows each event, or None where the event cannot happen.
+        whose: the name for such an object in errors.
+        events: the events, in the order of the columns.
+        rows: for each state a row: the state that follows each event, or None if the event cannot happen.
     """
 
     def __init__(

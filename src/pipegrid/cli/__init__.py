@@ -1,8 +1,8 @@
 """
-The ``pipegrid`` command: arguments in, exit status out.
+The entry point of the ``pipegrid`` command: runs the command line and exits with its status.
 
 This module runs first for every command, so it imports almost nothing, and answers ``--version`` before
-anything else is loaded. ``app`` has the commands.
+anything else is loaded. ``command_grammar`` has the commands.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import sys
 import time
 
 _LEFT = ("twisted.internet.reactor", "pipegrid.mirror.destination", "pipegrid.mirror.stat_cache")
-"""Modules whose commands end by ``os._exit``."""
+"""If a command has executed one of these modules, the process ends by ``os._exit``."""
 
 LEAST_FILES = 64
-"""The same as in ``disk.file_system_calls``, which is not loaded here."""
+"""The value of ``LEAST_FILES`` in ``disk.file_system_calls``, a module that is not loaded here."""
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def main() -> None:
     try:
         import gc
 
-        gc.disable()  # until the work begins: modules are not garbage
+        gc.disable()  # until the work begins: imported modules are not garbage
         from pipegrid.cli.startup.fast_mirror_args import cut_short, dial, read
 
         plain = read(sys.argv[1:])
@@ -53,7 +53,7 @@ def main() -> None:
         if isinstance(found, int):
             status = found
         else:
-            # The following imports take as long as a round trip to mirrors.
+            # The following imports take as long as a round trip to mirrors, so connecting begins before them.
             begun = None if plain is None else dial(plain)
             from pipegrid.cli.startup.lazy_modules import load_own_modules_on_use
 
@@ -63,7 +63,7 @@ def main() -> None:
             status = run_process(sys.argv[1:], begun, found)
         if any(map(_is_executed, _LEFT)):
             _leave(status)
-    except KeyboardInterrupt:  # during work without a reactor, after its cleanup
+    except KeyboardInterrupt:  # raised by work without a reactor, after cleaning up
         status = 130
     sys.exit(status)
 
@@ -75,7 +75,7 @@ def _is_executed(name: str) -> bool:
 
 
 def _end_at_ctrl_c() -> None:
-    """Make Ctrl-C end the process silently until ``process`` handles signals."""
+    """Make Ctrl-C end the process silently until ``startup.process`` handles signals."""
     import _signal  # type: ignore[import-not-found]
 
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
@@ -84,7 +84,8 @@ def _end_at_ctrl_c() -> None:
 
 def _fill_standard_streams() -> None:
     """
-    Open /dev/null for closed standard streams, so that no file or connection gets their numbers.
+    Open /dev/null for closed standard streams, so that no file or connection gets the file descriptors 0 to
+    2.
 
     Otherwise output of libraries on standard error could get into a share, or to a client.
     """
@@ -92,14 +93,15 @@ def _fill_standard_streams() -> None:
         try:
             os.fstat(number)
         except OSError:  # noqa: PERF203
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor: ``number``
 
 
 def tell_time() -> None:
     """
     Make ``time.time`` return dates beyond 2262 as well, where Python raises OverflowError.
 
-    All modules imported later, such as Python's ``logging``, call it, and the clock may be set at any time.
+    All modules imported later, such as Python's ``logging``, call ``time.time``, and the clock may be set to
+    such a date at any time.
     """
     now = time.time
     clock = time.CLOCK_REALTIME
@@ -112,7 +114,7 @@ def tell_time() -> None:
 
     time.time = tell
     time.time_ns = lambda: int(tell() * 1e9)
-    for module in list(sys.modules.values()):  # those of a program that has been running
+    for module in list(sys.modules.values()):  # modules that were imported before this call
         for name in ("time", "seconds"):
             if module is not None and vars(module).get(name) is now:
                 setattr(module, name, tell)
@@ -120,9 +122,9 @@ def tell_time() -> None:
 
 def _may_open_enough() -> bool:
     """
-    Return whether the process may open ``LEAST_FILES``, and report it if not.
+    Return whether the process may open ``LEAST_FILES`` files; print an error if not.
 
-    The limit is raised if possible. A command that runs out of files in its middle could not end well.
+    The limit is raised if possible. A command that reaches the limit during its work might not clean up.
     """
     if 0 <= os.sysconf("SC_OPEN_MAX") < LEAST_FILES:
         from pipegrid.disk.file_system_calls import few_files
@@ -136,10 +138,10 @@ def _may_open_enough() -> bool:
 
 def _leave(status: int) -> None:
     """
-    End the process without the interpreter's cleanup, unless a tracer is active: all files are closed by
-    now.
+    Flush the output and end the process without the interpreter's cleanup, unless a tracer is active. All
+    files are closed by now.
 
-    Freeing five hundred modules was a tenth of the CPU time of a small ``put``.
+    Freeing five hundred modules took a tenth of the CPU time of a small ``put``.
     """
     if sys.gettrace() is None and sys.getprofile() is None:
         for stream in (sys.stdout, sys.stderr):

@@ -1,4 +1,4 @@
-"""``python -m pipegrid.cli`` is ``pipegrid``."""
+"""``python -m pipegrid.cli`` runs the same command line as ``pipegrid``."""
 
 from pipegrid.cli import main
 

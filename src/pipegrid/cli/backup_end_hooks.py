@@ -1,4 +1,4 @@
-"""Commands of the user that run after a backup: ``--on-success``, ``--on-failure``."""
+"""Hooks: commands of the user that run after a backup (``--on-success``, ``--on-failure``)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from twisted.internet.task import deferLater
 SHELL = "/bin/sh"
 
 TIME_LIMIT_S = 600.0
-"""A hook that takes longer is ended, with all processes of its session's group."""
+"""How long a hook may run, until it and all processes of its process group are ended."""
 
 _ENDING_S = 5.0
-"""How long it may take after SIGTERM, before SIGKILL."""
+"""How long a hook may take to end after SIGTERM, before SIGKILL is sent."""
 
 MAX_OUTPUT_BYTES = 64 << 10
-"""Of what it prints, the first that is shown; the rest is read and dropped."""
+"""How many bytes of a hook's output are shown, from its beginning; the rest is read and dropped."""
 
 _PIECE_BYTES = 64 << 10
 _PIECES_A_TURN = 16
@@ -30,12 +30,12 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.2
 
 class HookOutcome(NamedTuple):
     """
-    The end of a hook.
+    The outcome of a hook.
 
     Attributes:
-        problem: a clause that says how it failed; None: it succeeded.
-        output: the first bytes that it printed, on either stream.
-        dropped_bytes: that it printed after those.
+        problem: a clause that says how the hook failed, or None.
+        output: the beginning of what the hook printed, on either stream.
+        dropped_bytes: how many bytes the hook printed after ``output``.
     """
 
     problem: str | None
@@ -51,7 +51,7 @@ class _Output:
         self.dropped_bytes = 0
 
     def read(self) -> bool:
-        """Read what is there, within bounds; returns whether something was."""
+        """Read the output that has arrived, up to a limit; return whether any had arrived."""
         found = False
         for _ in range(_PIECES_A_TURN):
             try:
@@ -74,9 +74,10 @@ async def run_hook(
     time_limit_s: float = TIME_LIMIT_S,
 ) -> HookOutcome:
     """
-    Run a command by the shell; it has no input, and the variables in addition to the environment.
+    Run a hook by the shell, without input, and with ``variables`` added to the environment.
 
-    Cancelling ends it. Its end is polled, since a reactor without signal handlers does not notice it.
+    Cancelling ends the hook. The end of its process is polled, since a reactor without signal handlers does
+    not notice it.
     """
     try:
         process = subprocess.Popen(
@@ -99,7 +100,7 @@ async def run_hook(
                 _send(process, signal.SIGTERM)
                 await _wait(reactor, process, output, _ENDING_S)
         finally:
-            if not ended:  # also what the shell has left running
+            if not ended:  # including processes that the shell has started
                 _send(process, signal.SIGKILL)
             process.wait()
         output.read()
@@ -114,7 +115,7 @@ async def run_hook(
 async def _wait(
     reactor: Any, process: subprocess.Popen[bytes], output: _Output, time_limit_s: float
 ) -> bool:
-    """Wait for the end of a process, and read its output meanwhile; returns whether it has ended."""
+    """Wait until a process ends or the time is over, reading its output; return whether it has ended."""
     until_s = reactor.seconds() + time_limit_s
     pause_s = _SHORTEST_PAUSE_S
     while not _has_ended(process):
@@ -130,11 +131,13 @@ async def _wait(
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Return whether a process has ended; until it is waited for, its number is that of its group alone."""
+    """
+    Return whether a process has ended, without reaping it: thus no other process group can get its number.
+    """
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _send(process: subprocess.Popen[bytes], number: int) -> None:
-    """Send a signal to the group of a process that has not been waited for."""
+    """Send a signal to the process group of a process that has not been reaped."""
     with suppress(OSError):
         os.killpg(process.pid, number)

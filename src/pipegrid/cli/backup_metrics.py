@@ -1,4 +1,4 @@
-"""The outcome of backups as a file for Prometheus's node exporter (``--metrics-file``)."""
+"""Metrics of backups, in a file for Prometheus's node exporter (``--metrics-file``)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipegrid.disk.atomic_write import replace_file
 from pipegrid.disk.safe_open import read_file
 
 SUFFIX = ".prom"
-"""The node exporter reads no other files."""
+"""The end of the file's name; the node exporter reads no other files."""
 
 METRICS = {
     "last_run_timestamp_seconds": "When the last run ended, since 1970.",
@@ -24,15 +24,15 @@ METRICS = {
     "sent_bytes": "Bytes of the files that were sent.",
     "left_out": "Files and directories that could not be stored.",
 }
-"""The metrics, without their prefix, and their help."""
+"""The names of the metrics, without ``PREFIX``, and their help texts."""
 
 PREFIX = "pipegrid_backup_"
 MAX_BYTES = 1 << 20
 MAX_NAMES = 1000
-"""Backups whose metrics are kept in one file."""
+"""How many backups may have metrics in one file."""
 
 _MODE = 0o644
-"""The node exporter is another user's."""
+"""The file's permissions; the node exporter runs as another user."""
 
 Values = dict[str, float]
 
@@ -41,16 +41,16 @@ def write_metrics(path: Path, name: str, values: Values) -> None:
     """
     Put the metrics of one backup into a file, atomically.
 
-    Those of other backups in the file stay, and those of this one that are not given. A symbolic link is
-    replaced, and its target left as it is.
+    The file keeps the metrics of other backups, and the metrics of this backup that are not in ``values``. A
+    symbolic link is replaced by a file, and its target stays as it is.
 
     Args:
-        values: by the names in ``METRICS``.
+        values: new metrics of this backup, by their names in ``METRICS``.
 
     Raises:
         OSError: the file cannot be written.
     """
-    name = name.encode("utf-8", "backslashreplace").decode()  # a directory's need not be text
+    name = name.encode("utf-8", "backslashreplace").decode()  # the name may not be UTF-8
     backups = _read(path)
     backups[name] = {**backups.pop(name, {}), **values}
     registry = CollectorRegistry()
@@ -63,7 +63,7 @@ def write_metrics(path: Path, name: str, values: Values) -> None:
 
 
 def _read(path: Path) -> dict[str, Values]:
-    """Return the metrics in a file, by the names of backups; what cannot be understood is dropped."""
+    """Return the metrics in a file, by the names of backups; malformed and unknown metrics are dropped."""
     backups: dict[str, Values] = {}
     with suppress(OSError, ValueError):
         data = read_file(path, MAX_BYTES + 1)

@@ -1,4 +1,4 @@
-"""What an unattended backup reports, and to whom: hooks, a monitor, a file of metrics, lines of progress."""
+"""Reports of unattended backups: hooks, pings of a monitor, a file of metrics, and lines of progress."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pipegrid.tree.tree_upload import TreeCounts, TreeReports
 
 STATUS_S = 1.0
-"""The least time between two lines of progress."""
+"""The shortest time between two lines of progress."""
 
 
 class BackupOutcome:
@@ -36,11 +36,11 @@ class BackupOutcome:
     The progress and outcome of one backup.
 
     Attributes:
-        name: of the backup.
-        result: of the run, once it is stored.
+        name: the name of the backup.
+        result: the result of the run, or None until the run is stored.
         status: the exit status.
-        ended_s: when it ended, in seconds since 1970.
-        elapsed_s: how long it took.
+        ended_s: when the backup ended, in seconds since 1970.
+        elapsed_s: how long the backup took.
     """
 
     def __init__(self, name: str, shows_progress: bool) -> None:
@@ -51,19 +51,21 @@ class BackupOutcome:
         self._shows_progress = shows_progress
 
     def watched(self, console: Console, clock: IReactorTime, reports: TreeReports) -> TreeReports:
-        """Return the reports of an upload, which then also prints lines of progress if they are wanted."""
+        """
+        Return reports of an upload that do the same and, with ``--json-progress``, print lines of progress.
+        """
         if not self._shows_progress:
             return reports
         return with_status_lines(console, clock, reports)
 
     def finished(self, result: BackupResult) -> dict[str, str]:
-        """Record the result; returns what the line of JSON for it has in addition."""
+        """Record the result; return the fields to be added to its line of JSON."""
         self.result = result
         return {"message_type": "summary"} if self._shows_progress else {}
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment variables of a hook: no secret, and no cap."""
+        """The environment variables for a hook; they contain no secret and no cap."""
         found = {
             configured_options.NAME_VARIABLE: self.name,
             "PIPEGRID_EXIT_STATUS": str(int(self.status)),
@@ -82,7 +84,7 @@ class BackupOutcome:
 
     @property
     def metrics(self) -> backup_metrics.Values:
-        """By the names of ``backup_metrics.METRICS``; what is not known yet is left out."""
+        """The known metrics, by their names in ``backup_metrics.METRICS``."""
         found = {
             "last_run_timestamp_seconds": self.ended_s,
             "exit_status": float(self.status),
@@ -103,8 +105,8 @@ class BackupOutcome:
 
 def with_status_lines(console: Console, clock: IReactorTime, reports: TreeReports) -> TreeReports:
     """
-    Return the reports of an upload, which then also print its progress as JSON, with restic's names, a line
-    each second at most.
+    Return reports of an upload that do the same and print the progress as JSON, with the names of fields that
+    restic uses, at most one line per second.
     """
     began_s = clock.seconds()
     next_s = began_s + STATUS_S
@@ -143,7 +145,7 @@ def with_status_lines(console: Console, clock: IReactorTime, reports: TreeReport
 
 
 class BackupReports(NamedTuple):
-    """The options that say what is reported; see their declarations."""
+    """The options that choose what an unattended backup reports; see their declarations."""
 
     on_success: str | None
     on_failure: str | None
@@ -154,10 +156,10 @@ class BackupReports(NamedTuple):
 
 class ReportedJob(GridJob):
     """
-    A backup, and the reports about its outcome; a run that is interrupted reports nothing.
+    A job that runs a backup and reports its outcome; an interrupted backup is not reported.
 
     Args:
-        outcome: which the work fills in.
+        outcome: a record that the work fills in.
     """
 
     def __init__(
@@ -172,7 +174,7 @@ class ReportedJob(GridJob):
         self._outcome = outcome
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
-        """Do the work, and report the outcome; returns the exit status."""
+        """Do the work, and report the outcome; return the exit status."""
         outcome, began_s = self._outcome, reactor.seconds()
         starting = self._begin_ping(invocation, reactor)
         status = await super().run(invocation, reactor, open_grid)
@@ -220,7 +222,7 @@ class ReportedJob(GridJob):
     # The monitor.
 
     def _begin_ping(self, invocation: Invocation, reactor: Any) -> Deferred[None] | None:
-        """Report the start, while the backup runs."""
+        """Begin to report the start of the backup to the monitor, and return without waiting."""
         if self._reports.ping is None:
             return None
         from twisted.internet.defer import CancelledError, Deferred
@@ -299,4 +301,4 @@ report_options = as_one(
         help="Run COMMAND with sh if the exit status is 0; if it fails, the status is 1.",
     ),
 )
-"""What an unattended backup reports."""
+"""The options that choose what an unattended backup reports."""

@@ -1,4 +1,4 @@
-"""Cap files: lines of a cap and a name, read within bounds; and caps that could not be printed."""
+"""Cap files: lines with a cap and perhaps a name. Also the file that keeps caps that could not be printed."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ from pipegrid.core.text import CAP_STARTS, as_pasted, decode_text, printable
 from pipegrid.disk.private_files import open_private
 from pipegrid.errors import CapError, SinkError, SourceError, UsageError
 
-# Cap files: one cap or path per line, optionally followed by the name of its file, as ``put -l`` prints
-# them.
+# Cap files: one cap or path per line, optionally followed by the name of its file, as ``put -l`` prints them.
 #
 #     URI:CHK:...:3:10:5000  holiday.jpg
 #     home:photos/a day at sea.jpg
 #     home:photos/a day at sea.jpg  sea.jpg
-#     # lines that begin like this, and empty ones, are skipped
+#     # lines that begin with '#', and empty lines, are skipped
 #
-# Cap and name are separated by two spaces. After a cap without a path any white space is accepted, as
-# people write it (then the name does not begin with a space). A path may contain spaces, so two of them, or
-# a tab, end it. In a name ``\n`` is the end of a line, ``\\`` a backslash, ``\x1b`` a character that a
-# terminal would not print, and ``\udce9`` the byte E9 of a name that is not UTF-8.
+# Two spaces separate the cap and the name. After a cap without a path any white space is accepted, since
+# people write such lines (the name then does not begin with a space). A path may contain single spaces, so it
+# ends at two spaces or a tab. In a name ``\n`` is a line feed, ``\\`` a backslash, ``\x1b`` a character that
+# a terminal would not print, and ``\udce9`` the byte E9 of a name that is not UTF-8.
 
 MAX_BYTES = 16 << 20
-"""The limit of a cap file; a cap with a name has some 150 bytes."""
+"""The largest size of a cap file; one cap with a name has about 150 bytes."""
 
 MAX_CAPS = 100_000
 
 _ESCAPE = re.compile(r"\\(?:([\\nrt])|x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 _NO_TEXT = re.compile("[\ud800-\udfff]")
-"""Bytes of a name that is not UTF-8, as Python represents them."""
+"""Bytes of a name that are not UTF-8, as Python represents them."""
 
 _BEHIND_A_PATH = re.compile(r"  |\t")
 _SHORT = {"\\": "\\", "n": "\n", "r": "\r", "t": "\t"}
@@ -48,8 +47,8 @@ class CapLine(NamedTuple):
 
     Attributes:
         text: the cap.
-        name: of its file, or None.
-        where: the position for errors; empty for the only cap of a command line.
+        name: the name of the cap's file, or None.
+        where: the position of the line for errors; empty for the only cap of a command line.
     """
 
     text: str
@@ -58,18 +57,18 @@ class CapLine(NamedTuple):
 
 
 def as_line(cap: str, name: str) -> str:
-    """Return the line of a cap file, without its end."""
+    """Return the line of a cap file for a cap and a name, without a line feed."""
     return f"{cap}  {escaped(name)}"
 
 
 def escaped(name: str) -> str:
-    """Return a name on one line, in UTF-8, printable on a terminal; ``unescaped`` reads it."""
+    """Return a name escaped to one line that is valid UTF-8 and printable; ``unescaped`` reads it."""
     text = printable(name.replace("\\", "\\\\"))
     return _NO_TEXT.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def unescaped(text: str) -> str:
-    """Return the name from which ``escaped`` made this; other backslashes stay."""
+    """Return the name that ``escaped`` turned into ``text``; backslashes of no known escape stay."""
 
     def character(match: re.Match[str]) -> str:
         short, *codes = match.groups()
@@ -86,8 +85,8 @@ def read_cap_file(path: str, stdin: BinaryIO | None) -> list[CapLine]:
     Return the lines of a cap file; ``-`` is standard input.
 
     Raises:
-        SourceError: it cannot be read.
-        UsageError: it is not a cap file; the caps themselves are not checked.
+        SourceError: the file cannot be read.
+        UsageError: the file is not a cap file; the caps themselves are not checked.
     """
     name = "standard input" if path == "-" else path
     try:
@@ -101,10 +100,10 @@ def read_cap_file(path: str, stdin: BinaryIO | None) -> list[CapLine]:
 
 def parse_cap_file(data: bytes, name: str) -> list[CapLine]:
     """
-    Return the lines with a cap in them.
+    Return the lines that contain a cap.
 
     Args:
-        name: of the file, for errors.
+        name: the name of the cap file, for errors.
     """
     if len(data) > MAX_BYTES:
         raise UsageError(
@@ -128,7 +127,7 @@ def parse_cap_file(data: bytes, name: str) -> list[CapLine]:
 
 
 def _cap_of(line: str) -> str:
-    """Return the cap or path that a line begins with."""
+    """Return the cap or path at the beginning of a line."""
     cap = line.split(maxsplit=1)[0]
     if "/" not in cap and cap.startswith(CAP_STARTS):
         return cap
@@ -148,14 +147,15 @@ def _name(text: str, where: str) -> str | None:
     return name
 
 
-# A local file given instead of a cap: perhaps the cap in it is meant.
+# A local file was given instead of a cap: perhaps the user meant the cap that is in the file.
 
 _LOOKED_AT_BYTES = 4096
 
 
 def caps_in_file(text: str, by_option: bool) -> str | None:
     """
-    Return the message for a file with caps that was given as a cap; None if it is not such a file.
+    Return the error message for a local file of caps that was given as a cap; None if ``text`` is no such
+    file.
 
     Args:
         by_option: whether the command has ``--cap-file``.
@@ -170,17 +170,17 @@ def caps_in_file(text: str, by_option: bool) -> str | None:
 
 def check_no_file(text: str) -> None:
     """
-    Check an argument of a command without ``--cap-file``.
+    Check that an argument of a command without ``--cap-file`` is not a file of caps.
 
     Raises:
-        CapError: it is a file with caps instead of a cap.
+        CapError: the argument is a file of caps instead of a cap.
     """
     if not as_pasted(text).startswith(CAP_STARTS) and (hint := caps_in_file(text, by_option=False)):
         raise CapError(hint)
 
 
 def _holds_cap(path: str) -> bool:
-    """Return whether the first cap line of a file begins with a cap."""
+    """Return whether the first line of a file, apart from empty lines and comments, begins with a cap."""
     try:
         # Pipes and devices are not opened: reading them could block.
         if not stat.S_ISREG(os.stat(path).st_mode):
@@ -195,7 +195,7 @@ def _holds_cap(path: str) -> bool:
 
 
 UNPRINTED = "unprinted.caps"
-"""A cap file in the client's private directory."""
+"""The name of the cap file for unprinted caps, in the client's private directory."""
 
 
 def print_cap(
@@ -207,15 +207,15 @@ def print_cap(
     name: str = "",
 ) -> None:
     """
-    Print a cap; if that fails, keep it in a file.
+    Print a cap; if printing fails, save the cap in a file.
 
     Args:
-        directory: the client's; None: this is not the only copy of the cap, so it is not kept.
-        text: for people; ``fields``: for ``--json``.
-        name: of its file, if it has one.
+        directory: the client's directory; None: the cap is not saved, since this is not its only copy.
+        text: the output for people; ``fields``: the output for ``--json``.
+        name: the name of the cap's file, or "".
 
     Raises:
-        UnprintedCap: it could not be printed; the sentence says where it is.
+        UnprintedCap: the cap could not be printed; the message says where it is saved.
     """
     try:
         console.result(text, fields)
@@ -230,10 +230,10 @@ def keep_caps(directory: Path, lines: Sequence[str], error: Exception) -> Unprin
     Append lines to the cap file for caps that could not be printed.
 
     Args:
-        error: why they could not.
+        error: why the caps could not be printed.
 
     Returns:
-        The error with the reason, and with the file; with the caps themselves if they cannot be kept.
+        An error that gives the reason and the file, or, if the file cannot be written, the caps themselves.
     """
     gone = isinstance(error, BrokenPipeError)
     why = "no program reads standard output any more" if gone else sentence(error)

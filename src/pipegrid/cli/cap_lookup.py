@@ -1,4 +1,4 @@
-"""Caps, paths and aliases on a command line or in a cap file, and their files."""
+"""Finds the files that caps, paths and aliases on a command line or in a cap file name."""
 
 from __future__ import annotations
 
@@ -52,13 +52,14 @@ class NamedFile(Generic[C]):
     One file that the user has named.
 
     Attributes:
-        text: its cap as given.
+        text: the cap or path as given.
         cap: the parsed cap.
-        name: from the cap file, or the last part of its path; or None.
-        names: the path below the cap of a directory; then ``Locator`` must replace ``cap``.
-        root: the cap that the path begins with, or the whole path into a run; "": ``cap`` is the file.
-        where: its position, if it is one of several.
-        problem: why it does not name a file; then ``cap`` is a placeholder, and ``Locator`` raises this.
+        name: the name in the cap file, or the last part of the path, or None.
+        names: the path below the cap of a directory; if not empty, ``Locator`` must replace ``cap``.
+        root: the cap that the path begins with, or the whole path into a run; "": there is no path to follow.
+        where: the position of the cap for errors, if several were given.
+        problem: why the text names no file; if not None, ``cap`` is a placeholder, and ``Locator`` raises
+            this.
         place: the path as given, if it begins with an alias or a run, and so contains no secret.
         in_run: whether ``root`` is a path into a run of a backup.
     """
@@ -75,7 +76,7 @@ class NamedFile(Generic[C]):
 
     @property
     def label(self) -> str:
-        """Its name for messages: its path or its name, or its storage index, which is not secret."""
+        """The file's name for messages: its path, its name, or its storage index, none of them secret."""
         if self.problem is not None:
             return self.where
         if self.place:
@@ -88,12 +89,12 @@ class NamedFile(Generic[C]):
 
 
 def identity(file: NamedFile[Any]) -> dict[str, Any]:
-    """Return the JSON fields that identify the file."""
+    """Return the JSON fields that identify a file."""
     return {"cap": file.text} if file.name is None else {"cap": file.text, "name": file.name}
 
 
 def storage_index_text(cap: Cap) -> str:
-    """Return the storage index as servers write it; "" if the cap contains the file."""
+    """Return the storage index in base32, as servers write it; "" if the cap contains the file."""
     file = cap.file if isinstance(cap, DirectoryCap) else cap
     return (
         base32.encode(file.storage_index)
@@ -113,16 +114,16 @@ def named_files(
     understand: Callable[[str], C],
 ) -> list[NamedFile[C]]:
     """
-    Return the files of caps on the command line and in cap files, each once.
+    Return the files that caps on the command line and in cap files name, each once.
 
-    If there are several, one that is not a cap, or of the wrong kind, is returned with its ``problem``.
+    If there are several, a text that is not a cap of the right kind is returned as a file with a ``problem``.
 
     Args:
-        caps: ``-`` reads caps from standard input.
-        understand: returns a cap, or raises CapError.
+        caps: the caps on the command line; ``-`` reads caps from standard input.
+        understand: parses a cap, or raises CapError.
 
     Raises:
-        CapError: none of them is a cap of the right kind.
+        CapError: none of the texts is a cap of the right kind.
         SourceError: a cap file cannot be read.
         UsageError: there are no caps.
     """
@@ -203,7 +204,7 @@ def check_path(file: NamedFile[Any]) -> None:
     Check a file for a command without a grid, which cannot follow paths.
 
     Raises:
-        CapError: it is named by a path, or has a problem.
+        CapError: the file was named by a path, or has a problem.
     """
     if file.problem is not None:
         raise file.problem
@@ -214,13 +215,15 @@ def check_path(file: NamedFile[Any]) -> None:
 
 
 def starts_of(files: Sequence[NamedFile[Any]]) -> list[str]:
-    """Return the beginnings of the paths, which ``GridJob`` checks before it opens a grid."""
+    """
+    Return what each path starts with, an alias or a cap; ``GridJob`` checks these before it opens a grid.
+    """
     return [file.root or file.text for file in files if file.problem is None]
 
 
 def begins_with_alias(text: str) -> bool:
     """
-    Return whether text begins with an alias of this directory and a colon.
+    Return whether a text begins with an alias of the client's directory and a colon.
 
     Raises:
         UsageError: the aliases cannot be read.
@@ -247,16 +250,16 @@ async def each_in_order(
     fields: Callable[[NamedFile[C]], dict[str, Any]] = identity,
 ) -> ExitStatus:
     """
-    Process each file, a few at once, and show the outcomes in order.
+    Process several files at the same time, and show the outcomes in the order of the files.
 
-    With one file its failure is raised. With several, one that fails does not stop the others.
+    If there is only one file, its failure is raised. Otherwise a failure does not stop the other files.
 
     Args:
-        at_once: how many files.
-        fields: the JSON fields that identify a failed file.
+        at_once: how many files to process at the same time.
+        fields: returns the JSON fields that identify a failed file.
 
     Returns:
-        0; or the status of the unsuccessful ones if they share one; or 1.
+        0 if all succeeded; the status of the failed files if all have the same; otherwise 1.
     """
     from twisted.internet.defer import CancelledError
 
@@ -268,7 +271,7 @@ async def each_in_order(
     async def step(number: int) -> None:
         try:
             outcomes[number] = await work(files[number])
-        except (CancelledError, BrokenPipeError):  # the results are not wanted any more
+        except (CancelledError, BrokenPipeError):  # no outcome can be shown any more
             raise
         except Exception as error:
             outcomes[number] = error
@@ -282,7 +285,7 @@ async def each_in_order(
     numbers = iter(range(len(files)))
 
     async def steps() -> None:
-        # One iterator for all workers, so that no list of pending files is kept.
+        # All workers share one iterator, so no list of pending files is kept.
         for number in numbers:
             await step(number)
 
@@ -297,15 +300,15 @@ async def each_argument(
     work: Callable[[TreeGrid, Console, str], Awaitable[ExitStatus | None]],
 ) -> ExitStatus:
     """
-    Process each path on a command line, one after the other.
+    Process the paths on a command line, one after the other.
 
-    With one its failure is raised. With several, one that fails does not stop the others.
+    If there is only one path, its failure is raised. Otherwise a failure does not stop the other paths.
 
     Args:
-        work: returns a status, or None for 0.
+        work: processes a path and returns a status, or None for 0.
 
     Returns:
-        0; or the status of the unsuccessful ones if they share one; or 1.
+        0 if all succeeded; the status of the failed paths if all have the same; otherwise 1.
     """
     if len(texts) == 1:
         return await work(grid, console, texts[0]) or ExitStatus.DONE
@@ -320,7 +323,9 @@ async def each_argument(
 
 
 def argument_label(text: str, number: int) -> str:
-    """Return the name of an argument for messages; a cap, which is secret, is shown as its number."""
+    """
+    Return the name of an argument for messages; a cap, which is secret, is replaced by the argument's number.
+    """
     text = as_pasted(text)
     if not text.startswith(CAP_STARTS):
         return printable(text)
@@ -328,7 +333,7 @@ def argument_label(text: str, number: int) -> str:
     return printable(f"cap number {number}{slash}{rest}")
 
 
-# Paths on the command line, and walks that commands show.
+# Paths on the command line, and walks whose outcome commands show.
 #
 # Every argument that takes a cap also takes ``CAP/some/path`` and ``ALIAS:some/path``. ``Locator`` follows
 # these paths when the grid is open.
@@ -337,7 +342,7 @@ Fetchable = TypeVar("Fetchable", bound=ChkCap | ChkVerifierCap | LitCap | Mutabl
 
 
 class Locator:
-    """Follows the paths of many files; ``grid_paths.PathFinder`` does it for directories."""
+    """Finds the caps at the ends of many paths, by one ``grid_paths.PathFinder``."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
@@ -348,7 +353,7 @@ class Locator:
         self, file: NamedFile[Any], understand: Callable[[Any], Fetchable]
     ) -> NamedFile[Fetchable]:
         """
-        Return a file with the cap at the end of its path; without a path, the file itself.
+        Return the file with the cap at the end of its path; without a path, the file itself.
 
         Args:
             understand: returns a cap of the wanted kind, or raises CapError.
@@ -384,7 +389,7 @@ def _there(place: PathEnd) -> Any:
 
 
 async def place_of(grid: Grid, text: str) -> PathEnd:
-    """Follow a cap or path to its end; errors as of ``Locator.located``."""
+    """Follow a cap or path to its end; raises the errors of ``Locator.located``."""
     root, names = await root_of(grid, text)
     place = await grid_paths.resolve(grid, root, names)
     _there(place)
@@ -393,14 +398,15 @@ async def place_of(grid: Grid, text: str) -> PathEnd:
 
 async def root_of(grid: Grid, text: str) -> tuple[str, tuple[str, ...]]:
     """
-    Parse a path that may begin with an alias of the grid's directory, or a run; see ``RunFinder.root_of``.
+    Parse a path that may begin with an alias of the client's directory or with a run; see
+    ``RunFinder.root_of``.
 
     Raises:
-        UsageError: it is not a path, or there is no such alias, backup or run.
+        UsageError: the text is not a path, or its alias, backup or run does not exist.
         PipegridError: the catalogue that lists the run cannot be read.
     """
     try:
-        if "@" not in text:  # spares what reads catalogues
+        if "@" not in text:  # saves loading the modules that read catalogues
             return grid_paths.parse_here(text, grid.config.directory)
         return await run_paths.RunFinder(grid).root_of(text)
     except UsageError:
@@ -413,8 +419,8 @@ async def directory_at(grid: Grid, text: str) -> PathEnd:
     Return the directory at a cap or path.
 
     Raises:
-        CapError: it is not a directory.
-        PipegridError: as of ``Locator.located``.
+        CapError: the cap is not that of a directory.
+        PipegridError: see ``Locator.located``.
     """
     place = check_known(await place_of(grid, text))
     if not isinstance(place.cap, DirectoryCap):
@@ -424,10 +430,10 @@ async def directory_at(grid: Grid, text: str) -> PathEnd:
 
 def check_known(place: PathEnd) -> PathEnd:
     """
-    Check that the cap at the end of a path can read; return the end.
+    Check that the cap at the end of a path grants reading; return the same path end.
 
     Raises:
-        CapError: it is a verifier cap, or of an unknown kind.
+        CapError: the cap is a verifier cap, or of an unknown kind.
     """
     if place.kind != "unknown":
         return place
@@ -450,10 +456,10 @@ async def walk_through(
     grid: TreeGrid, console: Console, place: PathEnd, meet: Callable[[walk.Met], None]
 ) -> ExitStatus:
     """
-    Walk through a directory; returns the status, and reports unreadable directories, also in JSON.
+    Walk through a directory, and report unreadable directories, also in JSON; return the status.
 
     Args:
-        meet: gets everything that is found, and unreadable directories after their report.
+        meet: is called with each thing that is found, and with each unreadable directory after its report.
     """
     statuses = set()
     assert place.cap is not None

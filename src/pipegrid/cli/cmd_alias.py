@@ -1,4 +1,4 @@
-"""``pipegrid alias``: names for directories."""
+"""``pipegrid alias``: gives names to directories."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def create(name: str, format: str | None, read_only: bool) -> GridJob:
 
     async def work(grid: tree_grid.Grid, console: Console) -> int:
         wanted, home = aliases.checked_name(name), grid.config.directory
-        aliases.check_free(home, wanted)  # before anything is stored
+        aliases.check_free(home, wanted)  # checks before anything is stored
         directory = await grid.create_directory(format=format)
         cap = str(directory.cap)
         if read_only:
             aliases.add_alias(home, wanted, cap)
             cap = str(directory.cap.readonly())
-        # Otherwise print it first: if the alias cannot be written, the cap is not lost.
+        # A write cap is printed before the alias is written: if writing fails, the cap is not lost.
         try:
             console.result(cap, {"alias": wanted, "cap": cap})
         finally:
@@ -123,7 +123,7 @@ def remove(name: str) -> OfflineJob:
         def show(cap: str) -> None:
             console.result(cap, {"alias": name.removesuffix(":"), "cap": cap})
 
-        # Print it before the alias is removed: if that fails, the alias is not lost.
+        # The cap is printed before the alias is removed: if printing fails, the alias stays.
         aliases.remove_alias(directory, name, show)
         bare = name.strip().removesuffix(":")
         if aliases.as_written(bare, aliases.read_aliases(directory)) is not None:
@@ -135,7 +135,7 @@ def remove(name: str) -> OfflineJob:
 
 
 def _warn_of_missing_servers(console: Console, directory: Path, cap: str) -> None:
-    """Warn that the servers of a directory are missing, if all known servers are on this machine."""
+    """Warn that no share of a directory is on the known servers, if all of these are on this machine."""
     known = caps.parse_cap(cap)
     storage_index = None if isinstance(known, caps.UnknownCap) else known.storage_index
     try:
@@ -143,7 +143,7 @@ def _warn_of_missing_servers(console: Console, directory: Path, cap: str) -> Non
             client_config.load(directory, offline=True), storage_index
         )
     except UsageError:
-        return  # opening the grid reports the error
+        return  # the command reports the error when it opens the grid
     if on_other_servers:
         console.note(
             "no share of this directory is on this machine, and no other servers are known here; "
@@ -156,7 +156,7 @@ def _configured() -> Path:
     Return the client's directory.
 
     Raises:
-        UsageError: it is not configured.
+        UsageError: the directory is not configured.
     """
     directory = cap_lookup.client_directory()
     if not client_paths.is_configured(directory):

@@ -1,4 +1,4 @@
-"""``pipegrid backup``: store a directory again and again, and read and send only what has changed."""
+"""``pipegrid backup``: stores a directory repeatedly, and reads and sends only what has changed."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class BackupArguments(NamedTuple):
     What a run stores: directories, or a stream as one file.
 
     Attributes:
-        sources: directories; or a command and its arguments.
-        stdin: the name of the file that has standard input.
-        from_command: the name of the file that has what the command prints.
+        sources: the directories; or a command and its arguments.
+        stdin: the name of the file in the run that contains standard input.
+        from_command: the name of the file in the run that contains the output of the command.
     """
 
     sources: tuple[str, ...]
@@ -154,7 +154,7 @@ def backup_command(
 
 
 def _file_name(given: BackupArguments, chosen: SelectionOptions) -> str | None:
-    """Return the name of the file if a stream is stored; None: directories are."""
+    """Return the name of the file if a stream is stored, or None if directories are stored."""
     sources, stdin, from_command = given
     if stdin is not None and from_command is not None:
         raise usage_error("give --stdin or --from-command, not both")
@@ -174,7 +174,9 @@ def _file_name(given: BackupArguments, chosen: SelectionOptions) -> str | None:
 
 
 def _place_of(given: tuple[str, ...]) -> tuple[str | None, str | None]:
-    """Return the path on the grid from ``--as``, and the name, which has no colon."""
+    """
+    Return the path and the name that ``--as`` gives; a value with a colon is a path if it looks like one.
+    """
     paths = [each for each in given if ":" in each and _is_path(each)]
     names = [each for each in given if each not in paths]
     if len(paths) > 1 or len(names) > 1:
@@ -205,7 +207,7 @@ async def _run(
     statuses = {chosen.status_of(counts)}
     for problem in result.problems:
         about = f"{run.cap} is stored, but not listed everywhere"
-        # If no server has a share of the list, the next run cannot continue it.
+        # If no server has a share of the list, the next run cannot continue the list.
         if not (isinstance(problem, NotEnoughSharesError) and not problem.found):
             about += "; the next run tries again"
         statuses.add(console.complain(problem, about=about))

@@ -1,4 +1,4 @@
-"""``pipegrid backups`` and ``restore``: list the runs of backups, and restore one."""
+"""``pipegrid backups`` and ``pipegrid restore``: list the runs of backups, and restore a run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pipegrid.errors import CapError, NoSuchChild, UsageError
 from pipegrid.tree import aliases, directory_reading, grid_paths, metadata_restore, tree_grid
 from pipegrid.tree.backup import backup_run, catalogue, run_paths, run_times
 
-# ``pipegrid backups``: the list of runs.
+# ``pipegrid backups``: lists the runs.
 
 NONE_LISTED = (
     "this client's own list has no backup; if another machine has stored one, give the cap that 'pipegrid "
@@ -91,13 +91,13 @@ async def listed_runs(
     Return the runs of a catalogue, of an archives directory, or of this client.
 
     Args:
-        cap: of a catalogue, or a path that leads to one, or to an archives directory.
-        some: whether an empty list of this client is an error.
+        cap: the cap of a catalogue, or a path that leads to a catalogue or an archives directory.
+        some: whether to raise an error if this client has no runs.
 
     Raises:
-        CapError: it is not the cap of a catalogue.
-        PipegridError: it cannot be read.
-        UsageError: this client's list is empty, and ``some`` is true.
+        CapError: the cap is not that of a catalogue.
+        PipegridError: the catalogue cannot be read.
+        UsageError: this client has no runs, and ``some`` is true.
     """
     backups = backup_run.Backups(grid, say=console.note)
     if cap is None:
@@ -139,7 +139,7 @@ class RestoreOptions(NamedTuple):
 
     @property
     def choice(self) -> restore_run.RestoreChoice:
-        """What is restored, and whether other files are removed."""
+        """Which entries are restored, and whether other files are removed."""
         return restore_run.RestoreChoice(
             self.include, self.exclude, self.dry_run, self.delete, self.yes
         )
@@ -211,7 +211,7 @@ def restore_command(arguments: tuple[str, ...], options: RestoreOptions) -> Grid
     _check_options(options)
     if options.output == "":
         raise usage_error(f"-o: {EMPTY_NAME}")
-    # '/' is the whole run, but an empty argument is an unset variable.
+    # '/' names the whole run, but an empty argument comes from an unset variable.
     if any(not each.strip() for each in arguments):
         raise usage_error(f"CAP or PATH: {EMPTY_NAME}")
     rest = list(arguments)
@@ -260,7 +260,7 @@ def restore_command(arguments: tuple[str, ...], options: RestoreOptions) -> Grid
 def _extended(
     options: RestoreOptions, run: catalogue.BackupRun
 ) -> metadata_restore.ExtendedRestore:
-    """Return how the extended metadata of a run is restored."""
+    """Return how to restore the extended metadata of a run."""
     owners = metadata_restore.owners_of(options.numeric_owner, options.no_owner)
     names = run.metadata.get("pipegrid")
     return metadata_restore.ExtendedRestore(owners, options.exact_modes, names)
@@ -274,9 +274,9 @@ async def _root_of(
     alone: bool,
 ) -> tuple[caps.Cap | None, bytes, bool]:
     """
-    Return the cap of the restored directory, its metadata, and whether it is that of a single file.
+    Return the cap of the directory to restore, its metadata, and whether it was made for a single file.
 
-    Arguments as of ``_found``.
+    The arguments are those of ``_found``.
     """
     import json
 
@@ -285,11 +285,11 @@ async def _root_of(
     place = await _found(grid, run.cap, names, {each.name for each in runs}, alone)
     if isinstance(place.cap, caps.DirectoryCap):
         return place.cap, place.metadata_json, False
-    return _directory_of_one(place), b"{}", True  # as the only entry of its directory
+    return _directory_of_one(place), b"{}", True  # the file is the only entry
 
 
 def _check_options(options: RestoreOptions) -> None:
-    """Raise an error for options that do not go together, or a malformed pattern."""
+    """Raise an error for options that exclude each other, or a malformed pattern."""
     if options.numeric_owner and options.no_owner:
         raise usage_error("give --numeric-owner or --no-owner, not both")
     choice = options.choice
@@ -306,13 +306,13 @@ def _check_options(options: RestoreOptions) -> None:
 
 def _run_path(text: str, options: RestoreOptions) -> run_paths.RunPath | None:
     """
-    Return the path into a run that an argument is; None: it is a path within the chosen run.
+    Return an argument parsed as a path into a run; None: it is a path within the run that options choose.
 
     Raises:
-        click.UsageError: an option says as well which run.
+        click.UsageError: an option also chooses a run.
     """
     if not grid_paths.names_alias(text):
-        return None  # a name in the run may be like NAME@TIME
+        return None  # an entry's name may look like NAME@TIME
     path = run_paths.run_path_here(text, cap_lookup.client_directory())
     if path is not None and (options.name, options.at) != (None, None):
         raise usage_error(f"'{printable(text)}' says which run it is; leave out --as and --at")
@@ -320,7 +320,7 @@ def _run_path(text: str, options: RestoreOptions) -> run_paths.RunPath | None:
 
 
 def _described(run: catalogue.BackupRun, runs: Sequence[catalogue.BackupRun]) -> str:
-    """Return a description of the restored run, and of its missing files."""
+    """Return a description of the run to restore, with the number of files that are missing in it."""
     machines = {each.machine.id for each in runs if each.name == run.name} - {""}
     host = f", on {printable(run.machine.name)}" if len(machines) > 1 and run.machine.name else ""
     lacking = f"; {run.left_out} left out when it was stored" if run.left_out else ""
@@ -328,7 +328,7 @@ def _described(run: catalogue.BackupRun, runs: Sequence[catalogue.BackupRun]) ->
 
 
 def _too_many(paths: list[str], cap: str | None, missing: str) -> str:
-    """Return the message for several paths."""
+    """Return the error message for several paths."""
     if cap is not None or missing:
         return (
             f"{missing and missing + '; '}give one CAP and one PATH; --as NAME says of which backup"
@@ -346,12 +346,13 @@ async def _found(
     Return the end of a path in a run.
 
     Args:
-        called: the names of all backups: a name that is not a path needs ``--as``.
-        alone: whether no cap was given, so that this may be meant as one.
+        called: the names of all backups; a path that is such a name was probably meant for ``--as``.
+        alone: whether no cap was given, so that the path may be meant as a cap.
 
     Raises:
-        CapError, UsageError: it was meant as a name or cap, or as a run.
-        NoSuchChild: it does not exist.
+        CapError, UsageError: the path does not exist, and was probably meant as a backup's name, a cap or a
+            run.
+        NoSuchChild: the path does not exist.
     """
     path = "/".join(names)
     try:
@@ -363,22 +364,22 @@ async def _found(
                 f"there is no '{printable(path)}' in the run; for the backup of that name say --as {shown}"
             ) from None
         if alone:
-            run_paths.parse_run_path(path, {})  # a run without its colon
+            run_paths.parse_run_path(path, {})  # raises an error for a run without a colon
             cap_list_files.check_no_file(path)
         raise
 
 
 def _missing_alias(text: str) -> str:
-    """Return a hint for a path that looks as if it began with an alias; "" for others."""
+    """Return a hint if a path looks as if it began with an alias; otherwise ""."""
     return aliases.no_alias(text.partition(":")[0]) if grid_paths.names_alias(text) else ""
 
 
 def _directory_of_one(place: grid_paths.PathEnd) -> caps.DirectoryCap:
     """
-    Return the cap of a literal directory whose only entry is the end of a path.
+    Return the cap of a literal directory with only one entry, the file at the end of a path.
 
     Raises:
-        CapError: no cap for reading is known, or it is mutable, and so not part of a backup.
+        CapError: no cap for reading the file is known, or the file is mutable, and so not part of a backup.
     """
     cap = cap_lookup.check_known(place).cap
     if cap is None or isinstance(cap, caps.MutableCap):

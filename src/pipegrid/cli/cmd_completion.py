@@ -1,4 +1,4 @@
-"""``pipegrid completion``: prints or installs the script that completes commands in a shell."""
+"""``pipegrid completion``: prints or installs the script for completing commands in a shell."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipegrid.errors import SinkError
 
 SHELLS = ("bash", "zsh", "fish")
 ASK_S = 10
-"""How long a shell may take to start and list its directories."""
+"""How long a shell may take to start and answer, in seconds."""
 
 _MARK = "pipegrid-completion:"
 _ASK_BASH = f"""
@@ -34,7 +34,10 @@ for each in $fpath; do print -r -- {_MARK}$each; done"""
 
 
 class ScriptPlace(NamedTuple):
-    """Where a shell's script goes, and what else the shell needs to find it there."""
+    """
+    Where to install the completion script of a shell, and what the user still has to do so that the shell
+    finds it.
+    """
 
     path: Path
     to_do: str = ""
@@ -80,7 +83,7 @@ def _write(path: Path, text: str) -> None:
     Write a script that all users can read.
 
     Raises:
-        SinkError: it cannot be written.
+        SinkError: the script cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +93,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _below_home(variable: str, default: str) -> Path:
-    """Return the directory that a variable names, or its default."""
+    """Return the directory that an environment variable names, or the default below the home directory."""
     named = os.environ.get(variable, "")
     return Path(named) if os.path.isabs(named) else Path.home() / default
 
@@ -109,7 +112,7 @@ def _bash() -> ScriptPlace:
 
 
 def _zsh() -> ScriptPlace:
-    """Choose the first directory below the home that zsh searches, or one that can be added."""
+    """Choose the first writable directory below the home directory that zsh searches, or a new one."""
     answers = _answers("zsh", _ASK_ZSH)
     home = Path.home()
     todo = "" if "completes" in answers else "autoload -Uz compinit && compinit"
@@ -138,9 +141,9 @@ def _data() -> Path:
 
 def _answers(shell: str, question: str) -> list[str]:
     """
-    Return the output of an interactive shell, with its user's configuration.
+    Return the marked lines that an interactive shell prints, with its user's configuration.
 
-    Empty if the shell is not installed, or does not answer in time.
+    The list is empty if the shell is not installed, or does not answer in time.
     """
     try:
         done = subprocess.run(
@@ -149,7 +152,7 @@ def _answers(shell: str, question: str) -> list[str]:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             timeout=ASK_S,
-            start_new_session=True,  # else it takes over the terminal
+            start_new_session=True,  # otherwise the shell takes over the terminal
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):

@@ -23,7 +23,7 @@ from pipegrid.core.text import printable
 from pipegrid.errors import NoSuchChild, UsageError
 from pipegrid.tree import directory, tree_grid
 
-# ``pipegrid cp``: copies to, from and within a grid.
+# ``pipegrid cp``: copies to a grid, from a grid and within a grid.
 
 
 @click.command(name="cp")
@@ -82,7 +82,7 @@ def cp_command(arguments: tuple[str, ...], recursive: bool, force: bool) -> Grid
     return GridJob(work, *arguments)
 
 
-# ``pipegrid ln``: another name for an object.
+# ``pipegrid ln``: gives objects another name.
 
 
 @click.command(name="ln")
@@ -126,7 +126,7 @@ def ln_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
     return GridJob(work, *sources, path)
 
 
-# ``pipegrid mkdir``: a mutable directory.
+# ``pipegrid mkdir``: makes mutable directories.
 
 
 @click.command(name="mkdir")
@@ -167,7 +167,7 @@ def mkdir_command(paths: tuple[str, ...], format: str | None, read_only: bool) -
     return GridJob(work, *(paths or ("",)))
 
 
-# ``pipegrid mv``: another name, or another directory.
+# ``pipegrid mv``: gives entries another name, or moves them to another directory.
 
 
 @click.command(name="mv")
@@ -200,7 +200,7 @@ def mv_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
             and not new.missing
             and (await cap_lookup.root_of(grid, path))[1]
         ):
-            new = await destination_child.spot_at(grid, path)  # it was moved already
+            new = await destination_child.spot_at(grid, path)  # an earlier command has moved it
         if old.there.cap is not None and old.there.cap in new.path_caps:
             raise UsageError(
                 "a directory cannot be moved into itself, since no path would lead to it"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pipegrid.disk.part_file import PartFile
 
 
-# ``pipegrid encode``: a file becomes share files, without a grid.
+# ``pipegrid encode``: encodes a file into share files, without a grid.
 
 
 @click.command(name="encode")
@@ -100,17 +100,20 @@ def encode_command(
 
 
 def _configuration(directory: str | None) -> client_config.GridConfig | None:
-    """Return the configuration of the client's directory; None if none was named and the user has none."""
+    """
+    Return the configuration of the named client's directory, else of the user's own; None if the user has
+    none.
+    """
     if directory is not None:
         return client_config.load(directory, offline=True)
     try:
         own = client_paths.default_directory()
-    except UsageError:  # without a home directory there is none, either
+    except UsageError:  # without a home directory the user has none
         return None
     return client_config.load(own, offline=True) if client_paths.is_configured(own) else None
 
 
-# ``pipegrid decode``: share files become the file again, without a grid.
+# ``pipegrid decode``: restores a file from share files, without a grid.
 
 
 @click.command(name="decode")
@@ -168,7 +171,7 @@ def decode(
     force: bool,
     max_segment: int | None,
 ) -> int:
-    """Restore one file to its output path."""
+    """Restore one file from share files, and write it to the output path."""
     named = cap_lookup.named_files(console, caps, cap_files, core_caps.readable)
     files = [file for file in named if file.problem is None]
     if len(files) > 1:
@@ -222,7 +225,7 @@ def _print_result(console: Console, result: offline_encoding.DecodeResult, path:
     )
 
 
-# ``pipegrid storage-index``: the names of files on servers.
+# ``pipegrid storage-index``: the names that servers give to the shares of files.
 
 
 @click.command(name="storage-index")

@@ -1,4 +1,4 @@
-"""``pipegrid find`` and ``diff``: search the runs of backups, and compare two of them."""
+"""``pipegrid find`` and ``diff``: search the runs of backups, and compare two runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pipegrid.tree.walk_order import TreePath
 
 
-# ``pipegrid find``: names in all runs.
+# ``pipegrid find``: finds files by their names in all runs.
 
 
 class FindOptions(NamedTuple):
@@ -106,7 +106,7 @@ def _wanted(
     patterns: tuple[str, ...], options: FindOptions, now: float
 ) -> backup_search.SearchedNames:
     """
-    Return what is searched for.
+    Return the names and times to search for.
 
     Raises:
         UsageError: a pattern or time is malformed.
@@ -126,10 +126,10 @@ def _wanted(
 
 def _series(runs: Sequence[BackupRun], options: FindOptions, now: float) -> list[list[BackupRun]]:
     """
-    Return the runs of each backup to search, oldest first.
+    Return the runs to search, one list for each backup, the oldest run first.
 
     Raises:
-        UsageError: there is no such backup, or none is as old as that.
+        UsageError: the backup that was named does not exist, or no backup has a run as old as ``--at`` says.
     """
     names = sorted({run.name for run in runs}) if options.name is None else [options.name]
     if options.at is None:
@@ -148,7 +148,7 @@ def _series(runs: Sequence[BackupRun], options: FindOptions, now: float) -> list
 
 
 class _Printer:
-    """Reports directories that cannot be read; ``statuses`` has theirs."""
+    """Reports directories that cannot be read; ``statuses`` are the exit statuses of their errors."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -163,10 +163,10 @@ class _Printer:
 
 class _FoundPrinter(_Printer):
     """
-    Prints versions; ``count`` is their number.
+    Prints versions of files; ``count`` is how many were printed.
 
     Args:
-        own: whether the runs are in this client's catalogue, so that it resolves NAME@TIME.
+        own: whether the runs are in this client's catalogue, so that NAME@TIME leads to them.
     """
 
     def __init__(self, console: Console, own: bool) -> None:
@@ -204,18 +204,18 @@ class _FoundPrinter(_Printer):
         )
 
 
-# ``pipegrid diff``: what differs between two runs.
+# ``pipegrid diff``: shows what differs between two runs.
 
 _MARKS = {"added": "+", "removed": "-", "content": "M", "type": "T", "metadata": "U"}
 
 
 class _DiffJob(GridJob):
-    """Exits with 1 only if the trees differ; another failure is 2."""
+    """A job that exits with status 1 only if the trees differ; other failures give status 2."""
 
     differs = False
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
-        """Do the work; errors and cancellation become a sentence and a status."""
+        """Do the work, and return the status; errors and cancellation are printed as a sentence."""
         status = await super().run(invocation, reactor, open_grid)
         return ExitStatus.USAGE if status == ExitStatus.FAILED and not self.differs else status
 
@@ -268,7 +268,7 @@ def _is_time(text: str) -> bool:
 
 
 def _name_in(text: str, grid: Grid) -> str | None:
-    """Return the NAME of a RUN that is a path into a run; None: it is none."""
+    """Return the backup's name in a RUN such as NAME@TIME; None if the RUN is not such a path."""
     path = run_paths.run_path_here(run_paths.whole_run(text), grid.config.directory)
     return None if path is None else path.name
 
@@ -281,18 +281,18 @@ async def _end_of(
     name: str | None,
 ) -> PathEnd | None:
     """
-    Return what is at a path in a run; None: nothing.
+    Return the object at a path in a run; None if no object is at the path.
 
     Raises:
-        UsageError, CapError: this is not a run or path.
-        PipegridError: it cannot be read.
+        UsageError, CapError: the text is not a run or path.
+        PipegridError: the run or a directory on the path cannot be read.
     """
     if _is_time(text):
         run = run_paths.choose_run(await finder.runs(), name, text, time.time()).run
         root, within = str(run.cap), names
     else:
         root, within = await finder.root_of(run_paths.whole_run(text))
-        place = await grid_paths.resolve(grid, root, within)  # must exist, unlike PATH
+        place = await grid_paths.resolve(grid, root, within)  # unlike PATH, the RUN must exist
         within += names
         if not names:
             return place
@@ -311,7 +311,7 @@ async def _compare(
     names: tuple[str, ...],
     printer: _ChangePrinter,
 ) -> None:
-    """Compare the ends of two paths; a file or a missing object is compared as the entry that it is."""
+    """Compare the objects at the ends of two paths, which may be directories, files, or missing (None)."""
     both = [None if end is None else cap_lookup.check_known(end) for end in (old, new)]
     roots = [end.cap for end in both if end is not None and isinstance(end.cap, caps.DirectoryCap)]
     if len(roots) < 2:
@@ -332,7 +332,7 @@ async def _compare(
 
 
 class _ChangePrinter(_Printer):
-    """Prints changes, and counts them."""
+    """Prints the changes between two trees, and counts them."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -359,7 +359,7 @@ class _ChangePrinter(_Printer):
         )
 
     def summarise(self) -> None:
-        """Print how many paths and bytes differ in all."""
+        """Print the total numbers of changed paths and bytes."""
         counts = self.counts
         self._console.json_result(
             {

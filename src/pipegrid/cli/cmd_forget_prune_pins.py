@@ -1,4 +1,7 @@
-"""``pipegrid forget``, ``prune``, ``pin``, ``unpin``, ``pins``, ``space``: kept runs, and their space."""
+"""
+``pipegrid forget``, ``prune``, ``pin``, ``unpin``, ``pins``, ``space``: choose which runs stay, and free or
+show their space.
+"""
 
 from __future__ import annotations
 
@@ -162,7 +165,7 @@ def _show_pruned(console: Console, result: prune.PruneResult, dry_run: bool) -> 
 
 
 LEASE_S = 31 * 86400
-"""How long servers keep a lease that was renewed just now."""
+"""How many seconds servers keep a lease that was renewed just now."""
 
 
 # Pins.
@@ -190,7 +193,7 @@ def pin_command(what: str, name: str | None) -> GridJob:
         console.result(
             f"pinned {printable(called.strip())}", {"pin": called.strip(), "cap": str(cap)}
         )
-        # Another client may have stored it, and may release its own leases.
+        # Another client may have stored the object, and may release its leases.
         leased = await tree_check.check_tree(grid, cap, upkeep.UpkeepRequest(renew=True))
         if leased.healthy == leased.objects and not leased.unreadable:
             return ExitStatus.DONE
@@ -205,7 +208,7 @@ def pin_command(what: str, name: str | None) -> GridJob:
 
 
 async def _pinned(grid: tree_grid.Grid, what: str) -> caps.Cap:
-    """Return the cap that reads what the user has named."""
+    """Return the read cap of what the user has named."""
     place = await cap_lookup.place_of(grid, run_paths.whole_run(what))
     if place.cap is None:
         raise UsageError(f"{printable(what)} has no cap that reads it")

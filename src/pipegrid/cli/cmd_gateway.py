@@ -1,4 +1,4 @@
-"""``pipegrid gateway``: Tahoe-LAFS's web API, and other programs' protocols, in one process."""
+"""``pipegrid gateway``: serves Tahoe-LAFS's web API and the protocols of other programs, in one process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipegrid.tree import tree_grid
 
 
 class GatewayJob(ReactorGridJob):
-    """Runs until it is stopped, which is success."""
+    """A job that runs the gateway until it is stopped, which counts as success."""
 
     follows_blacklist = True
 

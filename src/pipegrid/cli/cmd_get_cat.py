@@ -1,4 +1,4 @@
-"""``pipegrid get`` and ``cat``: fetch files, or a part of one."""
+"""``pipegrid get`` and ``cat``: fetch files, or a part of a file."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 
 class OutputPaths:
     """
-    A path for each file; None for standard output.
+    The output path of each file; None stands for standard output.
 
     Args:
-        paths: in the order of the files.
+        paths: the output paths, in the order of the files.
 
     Attributes:
-        directory: the output directory, if there is one.
-        home: the same, opened; if it is replaced meanwhile, the replacement gets no file.
+        directory: the path of the output directory, if there is one.
+        home: the open output directory; if another directory replaces it meanwhile, that one gets no file.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class OutputPaths:
         self._paths = {id(file): path for file, path in zip(files, paths, strict=True)}
 
     def of(self, file: NamedFile[Any]) -> str | None:
-        """Return the output path of the file; None also for one with a problem."""
+        """Return the output path of a file; None for standard output, and for a file with a problem."""
         return self._paths.get(id(file))
 
 
@@ -72,7 +72,7 @@ def made_home(path: str) -> DirectoryFd:
     Open the output directory; make it if it is missing.
 
     Raises:
-        SinkError: it cannot be made, or is not a directory.
+        SinkError: the directory cannot be made, or the path is not a directory.
     """
     try:
         os.makedirs(path, exist_ok=True)
@@ -83,13 +83,13 @@ def made_home(path: str) -> DirectoryFd:
 
 def destinations(files: Sequence[NamedFile[Any]], output: str | None) -> OutputPaths:
     """
-    Return the output path of each file: several go into a directory, one also into a file or to standard
-    output.
+    Return the output path of each file. Several files go into a directory; one file goes into a directory, to
+    another path, or to standard output.
 
-    Only the last part of a name is used, so that no file gets outside the directory.
+    Only the last part of a file's name is used, so that no file gets outside the directory.
 
     Raises:
-        UsageError: there is no directory for several, or two would have the same name.
+        UsageError: there is no directory for several files, or two files would have the same name.
     """
     count = len(files)
     files = [file for file in files if file.problem is None]
@@ -118,7 +118,7 @@ def _name(file: NamedFile[Any]) -> str:
     return name
 
 
-# ``pipegrid get``: fetch files, or a part of one.
+# ``pipegrid get``: fetches files, or a part of a file.
 
 FILES_AT_ONCE = 4
 
@@ -194,7 +194,7 @@ def get_command(invocation: Invocation, caps: CapArguments, options: GetOptions)
     ):
         if value:
             raise usage_error(f"{flag} needs --recursive")
-    if options.output == "-":  # as in 'decode'; a file of this name is './-'
+    if options.output == "-":  # as in 'decode'; './-' names a file '-'
         options = options._replace(output=None, force=False)
     elif options.output is None:
         results = invocation.console.results
@@ -217,7 +217,10 @@ async def fetch_files(
     options: GetOptions,
     at_once: int,
 ) -> int:
-    """Fetch files, some at a time, and report each outcome in order; returns the exit status."""
+    """
+    Fetch several files at the same time, and report the outcomes in the order of the files; return the exit
+    status.
+    """
     if console.json and options.output is None:
         raise UsageError("--json would mix with the file on standard output; add -o FILE")
     if places.directory is not None:
@@ -252,7 +255,7 @@ def _asked_for(
     """
     Return the files and their output paths.
 
-    Everything that can be wrong with the arguments is found here, before a grid is opened.
+    All arguments are checked here, before a grid is opened.
 
     Raises:
         click.UsageError, PipegridError: the arguments are invalid.
@@ -271,7 +274,7 @@ def _asked_for(
 
 
 def _part_of(cap: ChkCap | LitCap | MutableCap, byte_range: str | None) -> tuple[int, int | None]:
-    """Return start and length of the wanted part of a file."""
+    """Return where the wanted part of a file starts, and its length (None: to the end)."""
     if not isinstance(cap, core_caps.MutableCap):
         return (0, cap.size) if byte_range is None else resolve(byte_range, cap.size)
     if byte_range is not None:
@@ -289,7 +292,9 @@ async def fetch(
     output: output_file.OutputFile | None,
     progress: progress_bar.ProgressCall | None,
 ) -> GetResult:
-    """Fetch a part of a file, given as start and length, to its output; None: to standard output."""
+    """
+    Fetch a part of a file, given as start and length, to ``output``, or to standard output if that is None.
+    """
     with output or nullcontext():
         sink: BinaryIO | PartFile = console.data_sink if output is None else output.file
         result = await grid.get(cap, sink, start=part[0], length=part[1], progress=progress)
@@ -316,7 +321,7 @@ def report(
     )
 
 
-# ``pipegrid cat``: the bytes of files, on standard output.
+# ``pipegrid cat``: writes the bytes of files to standard output.
 
 
 @click.command(name="cat")
@@ -356,12 +361,12 @@ _RANGE = re.compile(r"([0-9]{1,20})?-([0-9]{1,20})?")
 
 def resolve(text: str, size: int) -> tuple[int, int]:
     """
-    Return start and length of a range in a file of ``size`` bytes.
+    Return the start and length that a range has in a file of ``size`` bytes.
 
     ``0-99`` is the first hundred bytes, ``100-`` everything from byte 100 on, ``-100`` the last hundred.
 
     Raises:
-        UsageError: text is not a range, or reaches outside the file.
+        UsageError: the text is not a range, or the range reaches outside the file.
     """
     match = _RANGE.fullmatch(text)
     if match is None or text == "-":

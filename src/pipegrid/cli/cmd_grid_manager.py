@@ -1,4 +1,4 @@
-"""``pipegrid grid-manager``: certify storage servers, and install certificates in a server's directory."""
+"""``pipegrid grid-manager``: certifies storage servers, and installs certificates in a server's directory."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def remove(name: str) -> OfflineJob:
             manager_directory.remove_certificates(Path(config), name)
         if valid:
             last = max(valid, key=_left_s).expires
-            assert last is not None  # or else none would be left
+            assert last is not None  # a certificate in ``valid`` has an expiry
             console.note(
                 f"the certificates that '{printable(name)}' has installed stay valid, the last "
                 f"until {grid_manager_certificates.minute_of(last)}"
@@ -256,7 +256,7 @@ def _config() -> str:
     Return the value of ``--config``.
 
     Raises:
-        click.UsageError: it is missing.
+        click.UsageError: the option is missing.
     """
     found: str | None = click.get_current_context().meta.get(_CONFIG)
     if found is None:
@@ -286,7 +286,7 @@ def _changing(config: str, console: Console) -> AbstractContextManager[GridManag
 
 
 def _shown(config: str, console: Console, manager: GridManager, fields: dict[str, Any]) -> int:
-    """Print the changed configuration if it has no directory; else, with --json, what was changed."""
+    """Print the changed configuration if it came from standard input; else, with --json, print ``fields``."""
     if config == _STANDARD:
         console.result(manager.text, manager.fields)
     else:
@@ -299,7 +299,7 @@ def _left_s(each: IssuedCertificate) -> float:
 
 
 def _said(each: IssuedCertificate) -> str:
-    """Return a certificate's expiry as Tahoe-LAFS's command prints it, or its problem."""
+    """Return a certificate's expiry as Tahoe-LAFS's command prints it, or the problem of the certificate."""
     if each.expires is None:
         return each.problem
     left_s = _left_s(each)

@@ -1,4 +1,4 @@
-"""``pipegrid init``: make a client's directory."""
+"""``pipegrid init``: makes a client's directory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pipegrid.wire import server_address
 
 
 class GridChoice(NamedTuple):
-    """The options that choose a grid, as given."""
+    """The options that choose a grid, as they were given."""
 
     local: bool
     servers: str | None
@@ -96,7 +96,7 @@ def init_command(
 def _make(
     console: Console, named: str | None, wanted: GridChoice, encoding: Encoding, happy: int | None
 ) -> int:
-    """Make the directory, or change it, and report the result."""
+    """Make or change a client's directory, and report the result."""
     if wanted.local + (wanted.node is not None) + bool(wanted.introducer_furls) > 1:
         raise UsageError("choose one of --local, --introducer and --tahoe")
     count, servers_file = _count_or_file(wanted.servers)
@@ -142,7 +142,7 @@ def _create(
     encoding: Encoding,
     happy: int | None,
 ) -> client_config.GridConfig:
-    """Make it for existing servers, or with servers of its own."""
+    """Make a client's directory for existing servers, or with a local grid."""
     files: dict[str, str] = {}
     number: int | None = count
     makes_local = False
@@ -176,10 +176,10 @@ def _create(
 
 def print_created(console: Console, config: client_config.GridConfig, **more: Any) -> None:
     """
-    Report the new directory and its numbers.
+    Report a new client's directory, and the encoding that it uses.
 
     Args:
-        more: further fields of the result.
+        more: further fields of the JSON result.
     """
     for warning in config.warnings:
         console.note(warning)
@@ -206,7 +206,7 @@ def print_created(console: Console, config: client_config.GridConfig, **more: An
 def _fitting(
     suggestion: encoding_parameters.Params, encoding: Encoding
 ) -> encoding_parameters.Params:
-    """Return parameters with the given values, and matching values for the others."""
+    """Return encoding parameters: the given values, and for the others values that fit those."""
     required, total = encoding["required_shares"], encoding["total_shares"]
     if total is not None and required is None:
         required = min(suggestion.required_shares, total)
@@ -218,7 +218,7 @@ def _fitting(
 
 
 def numbers_of(config: client_config.GridConfig) -> str:
-    """Return a sentence that explains the numbers."""
+    """Return a sentence that explains the encoding and how many servers an upload needs."""
     params, servers = config.params, client_creation.listed_servers(config)
     shares = counted(params.total_shares, "share")
     if servers is None:
@@ -243,11 +243,13 @@ def _count_or_file(servers: str | None) -> tuple[int, str | None]:
 
 
 def _named_servers(directory: Path) -> int | None:
-    """Return how many servers the directory's files name; 0 without files; None if introducers know."""
+    """
+    Return how many servers the directory's files name; 0 without files; None if introducers name the servers.
+    """
     static = servers_and_introducers_yaml.load_static_servers(directory)
     if servers_and_introducers_yaml.load_introducers(directory).addresses:
         return None
-    if not static.servers and static.warnings:  # otherwise a local grid would replace it unnoticed
+    if not static.servers and static.warnings:  # else a local grid would replace this grid
         raise UsageError(
             f"{directory} names no servers that can be used ({static.warnings[0]}); correct that, or add "
             "--local"
@@ -261,10 +263,10 @@ def _files(
     """
     Return the files of the new directory, checked before anything is made, and how many servers they name.
 
-    None instead of the number: introducers know it.
+    The number is None if introducers name the servers.
 
     Args:
-        sources: addresses of servers, and files with such.
+        sources: addresses of servers, and paths of files that contain addresses.
     """
     files = {}
     number = None
@@ -290,7 +292,9 @@ def _files(
 
 
 def _servers_file(sources: tuple[str, ...]) -> tuple[str, int]:
-    """Return the text of a ``servers.yaml`` with these servers, and their number."""
+    """
+    Return the text of a ``servers.yaml`` with the servers of these sources, and how many servers it has.
+    """
     import json
 
     addresses: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""``pipegrid introducer``: pass on the addresses of a grid's servers."""
+"""``pipegrid introducer``: passes on the addresses of a grid's servers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from pipegrid.server import introducer_process, systemd
 
 
 class IntroducerOptions(NamedTuple):
-    """The options of ``introducer``; see their declarations. None: the node's directory decides."""
+    """
+    The options of ``introducer``; see their declarations. None: the introducer's directory has the value.
+    """
 
     port: str | None = None
     location: str | None = None
@@ -29,7 +31,7 @@ class IntroducerOptions(NamedTuple):
 
 
 class IntroducerJob(GridJob):
-    """Runs until it is stopped, which is success."""
+    """A job that runs an introducer until it is stopped, which counts as success."""
 
     asks_servers = False
 
@@ -37,13 +39,13 @@ class IntroducerJob(GridJob):
         self._options = options
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
-        """Run; cancelling stops the introducer in order, and gives 0."""
+        """Run the introducer; cancelling stops it in an orderly way, and gives status 0."""
         lazy_modules.bring_in(log_file, introducer_process, introducer_settings, systemd)
         console, options = invocation.console, self._options
-        forget = systemd.end_without_memory()  # first, so that it logs failures of the code below
+        forget = systemd.end_without_memory()  # first, so that it also observes the code below
         try:
             with log_file.logging_to(console, options.log_path, reactor):
-                SHORTAGE.tell = None  # the log has it
+                SHORTAGE.tell = None  # the log reports a shortage of threads
                 given = invocation.directory
                 directory = introducer_settings.usual_directory() if given is None else Path(given)
                 found = introducer_settings.load(directory)
@@ -59,7 +61,8 @@ class IntroducerJob(GridJob):
                 said = {name: value for name, value in chosen.items() if value is not None}
                 settings = introducer_process.IntroducerSettings(
                     directory=directory,
-                    # Given once, it is not that of the next start.
+                    # A location given on the command line applies to this start only, unless the directory is
+                    # new.
                     keeps_location=found.is_new or options.location is None,
                     **{**found.settings, **said},
                 )

@@ -1,4 +1,4 @@
-"""``pipegrid invite``: give others a code with which they join the grid."""
+"""``pipegrid invite``: prints a code with which another client or server joins the grid."""
 
 from __future__ import annotations
 
@@ -92,10 +92,12 @@ def invite_command(options: InviteOptions) -> GridJob:
 
 def host_and_port(text: str) -> tuple[str, int]:
     """
-    Return where a relay listens: ``HOST:PORT``, or a port; without a host it is this machine's name.
+    Return the host and the port at which a relay listens, from ``HOST:PORT`` or a port.
+
+    If no host is given, return this machine's name.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the text is neither ``HOST:PORT`` nor a port.
     """
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -108,7 +110,7 @@ def host_and_port(text: str) -> tuple[str, int]:
 
 
 class InviteJob(GridJob):
-    """Invite one other client; a grid is opened only to look up paths."""
+    """A job that invites one other client; it opens a grid only to look up paths."""
 
     asks_servers = False
 
@@ -125,7 +127,7 @@ class InviteJob(GridJob):
             console.note(changed)
         shared = await self._shared(directory, reactor, open_grid)
         offered = invite_and_join.invitation_of(directory, shared)
-        offered.as_message()  # too large a one is refused before there is a code
+        offered.as_message()  # refuses an invitation that is too large
         if near := invite_and_join.unreachable_servers(offered.servers):
             console.note(
                 f"only this machine reaches {printable(', '.join(near))}; for others start such a "
@@ -137,7 +139,7 @@ class InviteJob(GridJob):
                 "--listen reveals this machine's address, and [node] reveal-IP-address is false; use a relay"
             )
         relay, relay_url, told_url = await _relay(reactor, options)
-        if relay is not None:  # on this machine, which no proxy reaches
+        if relay is not None:  # a proxy cannot reach a relay on this machine
             policy = DIRECT_CONNECTIONS
         try:
             exchange = wormhole_exchange.WormholeExchange(reactor, relay_url, ADVICE, policy)
@@ -164,7 +166,7 @@ class InviteJob(GridJob):
         Return the directories to share, by their names.
 
         Raises:
-            UsageError, CapError: one of them is not a directory.
+            UsageError, CapError: a path does not lead to a directory.
         """
         found: dict[str, caps.DirectoryCap] = {}
         grid = None
@@ -209,7 +211,7 @@ class InviteJob(GridJob):
         console.result(code, {"code": code, "relay_url": relay_url or self._options.relay_url})
 
     def _add(self, directory: Path, server: KnownServer) -> invitation_messages.AddReply:
-        """Add a joiner's server to the list of a directory."""
+        """Add the server of the client that joins to the list of servers in a directory."""
         try:
             self._added += invite_and_join.add_servers(directory, [server])
         except PipegridError as error:
@@ -257,9 +259,10 @@ class InviteJob(GridJob):
 
 async def _relay(reactor: Any, options: InviteOptions) -> tuple[Relay | None, str, str | None]:
     """
-    Return a relay that was started here, the address of the relay, and the address to pass to others.
+    Return the relay if one was started here, the relay's address for this process, and its address for the
+    other person.
 
-    The last is None where they use it by default.
+    The last address is None if it is the default one.
     """
     if options.listen is None:
         is_usual = options.relay_url == RELAY_URL
@@ -274,7 +277,7 @@ async def _relay(reactor: Any, options: InviteOptions) -> tuple[Relay | None, st
 
 
 def _alias_in(text: str) -> str:
-    """Return the alias that a path without names begins with; of a cap, the name that stands for it."""
+    """Return the alias at the beginning of a path; for a cap, return ``UNNAMED``."""
     text = as_pasted(text)
     alias, _, _ = text.partition(":")
     return cmd_join.UNNAMED if text.startswith("URI:") or alias in ("ro.URI", "imm.URI") else alias

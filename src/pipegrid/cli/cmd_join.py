@@ -1,4 +1,4 @@
-"""``pipegrid join``: become a client of the grid that an invitation's code leads to."""
+"""``pipegrid join``: makes a client of the grid that an invitation's code leads to."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
 
 ADVICE = "ask for a new code"
 UNNAMED = "shared"
-"""The alias of a cap whose name cannot be an alias."""
+"""The alias for a directory whose name in the invitation cannot be an alias."""
 
 
 class JoinPlace(NamedTuple):
     """
-    Where a grid is joined.
+    The directory with which a client joins a grid.
 
     Attributes:
         own: the user's own directory.
-        directory: the grid's directory.
-        name: under which ``own`` names the grid, or None.
+        directory: the directory for the grid.
+        name: the name of the grid in ``own``, or None.
     """
 
     own: Path
@@ -74,7 +74,7 @@ def join_command(invocation: Invocation, code: str, relay_url: str) -> ReactorJo
     code = invitation_messages.checked_code(code)
     relay_url = invitation_messages.checked_relay(relay_url)
     place = place_to_join(invocation.own_directory, invocation.grid, _ask_name)
-    # The way to the relay; a new directory has no settings for it yet.
+    # How to connect to the relay; a new directory has no such settings, so the user's own are used.
     is_there = client_paths.is_configured(place.directory)
     policy, _ = client_config.connections_of(place.directory if is_there else place.own)
 
@@ -101,25 +101,25 @@ def join_command(invocation: Invocation, code: str, relay_url: str) -> ReactorJo
 
 def load_library() -> None:
     """
-    Import all that an exchange needs.
+    Import the modules that exchange invitations.
 
     Raises:
-        UsageError: the library is not installed.
+        UsageError: the library that they need is not installed.
     """
     lazy_modules.bring_in_extra("invitations need", "invite", wormhole_exchange)
 
 
 def place_to_join(own: Path, name: str | None, ask: Any) -> JoinPlace:
     """
-    Return where a grid will be, before its code is used.
+    Return the directory for a grid, before its code is used.
 
     Args:
         own: the user's own directory.
-        name: of the grid, as it was given; None: none was.
-        ask: called where another grid is configured; returns the name of a second one, or None.
+        name: the name that was given for the grid, or None.
+        ask: called if ``own`` has another grid already; returns the name of a second grid, or None.
 
     Raises:
-        UsageError: nothing can be configured there.
+        UsageError: the directory cannot be configured.
     """
     invite_and_join.check_can_join(own)
     is_free = not client_paths.is_configured(own) or client_creation.is_automatic(own)
@@ -138,7 +138,7 @@ def place_to_join(own: Path, name: str | None, ask: Any) -> JoinPlace:
 
 
 def _ask_name(own: Path) -> str | None:
-    """Ask on a terminal for the name of a second grid; None: the code is for the grid that is used."""
+    """Ask on a terminal for the name of a second grid; None: the code is for the grid in use."""
     if sys.stdin is None or not sys.stdin.isatty():
         return None
     text = click.prompt(
@@ -153,11 +153,11 @@ def _ask_name(own: Path) -> str | None:
 
 def join(console: Console, place: JoinPlace, taken: Invitation) -> tuple[GridConfig, list[str]]:
     """
-    Configure a client for an invitation's grid; returns its settings, and the names of new aliases.
+    Configure a client for the grid of an invitation; return its settings, and the names of new aliases.
 
     Raises:
-        InvitationError: the place belongs to another grid.
-        UsageError, SinkError: it cannot be written.
+        InvitationError: the directory belongs to another grid.
+        UsageError, SinkError: the directory cannot be written.
     """
     for sentence in taken.skipped:
         console.note(sentence)
@@ -184,7 +184,8 @@ def join(console: Console, place: JoinPlace, taken: Invitation) -> tuple[GridCon
 
 def add_to(console: Console, directory: Path, taken: Invitation) -> tuple[GridConfig, list[str]]:
     """
-    Add what is new in an invitation to the directory of a client of the same grid, as ``join`` does.
+    Add the new servers and aliases of an invitation to a client's directory of the same grid; return as
+    ``join``.
 
     Raises:
         InvitationError: the directory uses another grid.
@@ -221,7 +222,7 @@ def add_to(console: Console, directory: Path, taken: Invitation) -> tuple[GridCo
 
 
 def free_aliases(taken: Invitation, existing: dict[str, str]) -> dict[str, DirectoryCap]:
-    """Return the caps of an invitation by names that are not aliases yet, without those that have one."""
+    """Return the caps of an invitation that have no alias yet, by new aliases for them."""
     found: dict[str, DirectoryCap] = {}
     names = {unicodedata.normalize("NFC", name) for name in existing}
     for wanted, cap in taken.caps.items():
@@ -234,7 +235,9 @@ def free_aliases(taken: Invitation, existing: dict[str, str]) -> dict[str, Direc
 
 
 def unused_alias(wanted: str, used: Collection[str], most: int | None = None) -> str:
-    """Return a name as an alias, cut to ``most`` characters, and with a number if it is used."""
+    """
+    Return a new alias made from a name: cut to ``most`` characters, and with a number if it is in ``used``.
+    """
     try:
         base = aliases.checked_name(wanted)[:most]
     except UsageError:
@@ -246,34 +249,34 @@ def unused_alias(wanted: str, used: Collection[str], most: int | None = None) ->
 
 
 def alias_lines(named: dict[str, DirectoryCap]) -> str:
-    """Return the text of an aliases file."""
+    """Return the text of an aliases file with these aliases."""
     return "".join(f"{name}: {cap}\n" for name, cap in named.items())
 
 
 def print_aliases(console: Console, named: dict[str, DirectoryCap]) -> None:
-    """Say which directories came with the invitation."""
+    """Report the aliases of the directories that came with the invitation."""
     for name, cap in named.items():
         grants = "can be read" if cap.readonly() == cap else "can be read and changed"
         console.note(f"'{name}:' is a directory that {grants}")
 
 
-# ``pipegrid serve --join``: a server joins, too.
+# ``pipegrid serve --join``: starts a server that joins a grid.
 
 
 class ServerJoin:
     """
     A server that joins a grid: it takes the invitation, starts, and then is added to the grid.
 
-    Where the grid has introducers, the server is announced to them, now and at each later start. Where it has
-    none, or only such as its members' servers run, the inviter's client adds it to its list, and says so,
-    before anything is configured here.
+    If the grid has introducers, the server is announced to them, now and at each later start. If it has none,
+    or only introducers that its members' servers run, the inviter's client adds the server to its list, and
+    confirms that before anything is configured here.
 
     Args:
-        directory: the server's, which becomes a client's of the grid as well.
-        options: what the command line said of ``tub.port``, ``tub.location`` and ``nickname``.
+        directory: the server's directory; it also becomes a client's directory of the grid.
+        options: the values of ``tub.port``, ``tub.location`` and ``nickname`` on the command line.
 
     Raises:
-        UsageError: the code is not one, or the directory cannot be configured.
+        UsageError: the code is malformed, or the directory cannot be configured.
     """
 
     def __init__(self, directory: Path, code: str, relay_url: str, options: dict[str, str]) -> None:
@@ -294,10 +297,10 @@ class ServerJoin:
 
     async def take(self, reactor: Any, console: Console) -> Invitation:
         """
-        Return the invitation.
+        Receive the invitation, and return it.
 
         Raises:
-            InvitationError: there is none, or it is for another grid than the directory's.
+            InvitationError: no invitation was received, or it is for another grid than the directory's.
         """
         load_library()
         policy, _ = client_config.connections_of(self._directory)
@@ -316,10 +319,10 @@ class ServerJoin:
 
     async def finish(self, node: StorageNode, console: Console) -> None:
         """
-        Let the grid know the server, which listens now, and configure the directory.
+        Make the running server known to the grid, and configure the directory.
 
         Raises:
-            InvitationError: the inviter does not add it.
+            InvitationError: the inviter does not add the server.
         """
         assert self._exchange is not None
         assert self._taken is not None
@@ -365,7 +368,7 @@ class ServerJoin:
         print_aliases(console, named)
 
     async def close(self) -> None:
-        """Say whether it has joined, and leave."""
+        """Report to the inviter whether the server has joined, and end the exchange."""
         exchange, self._exchange = self._exchange, None
         if exchange is None:
             return

@@ -1,4 +1,4 @@
-"""``pipegrid ls``, ``du``, ``stats`` and ``manifest``: the contents of directories."""
+"""``pipegrid ls``, ``du``, ``stats`` and ``manifest``: show the contents and sizes of directories."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pipegrid.core import base32, caps
 from pipegrid.core.text import amount, printable
 from pipegrid.tree import directory_reading, file_metadata, grid_paths, tree_grid, walk
 
-# ``pipegrid ls``: the names in a directory.
+# ``pipegrid ls``: lists the names in a directory.
 
 Layout = Literal["names", "long", "human"]
 
@@ -78,7 +78,7 @@ def ls_command(path: str, long: bool, human: bool, recursive: bool, read_only: b
         assert place.cap is not None
         listing = await grid.tree.list_directory(place.cap)
         if not (console.json or long or read_only):
-            # As ``_shower`` would show them; this is faster for ten thousand entries.
+            # The same lines as from ``_shower``, made faster for directories with ten thousand entries.
             console.results_of(
                 (
                     cap_lookup.shown_path((each.name,)) + ("/" if each.kind == "directory" else ""),
@@ -100,13 +100,13 @@ def _shower(
     json: bool, layout: Layout, read_only: bool
 ) -> Callable[[Sequence[str], grid_paths.PathEnd], tuple[str, dict[str, Any]]]:
     """
-    Return a function that makes of an entry's path and end the line for people and the fields of
+    Return a function that turns an entry's path and ``PathEnd`` into the line for people and the fields for
     ``--json``.
     """
 
     def named(path: Sequence[str], place: grid_paths.PathEnd) -> str:
         name = cap_lookup.shown_path(path) + ("/" if place.kind == "directory" else "")
-        # A cap of an unknown kind may be any text, even of several lines.
+        # A cap of an unknown kind may be any text, even one of several lines.
         return (
             f"{'-' if place.cap is None else printable(str(place.cap))} {name}"
             if read_only
@@ -118,7 +118,7 @@ def _shower(
             place = place._replace(cap=place.cap.readonly())
         if json:
             return "", _fields(path, place)
-        # Names alone need no metadata, which takes as long as everything else.
+        # Names alone need no metadata; parsing metadata would double the time.
         if layout == "names":
             return named(path, place), {}
         return _long(named(path, place), place, layout == "human"), {}
@@ -142,7 +142,7 @@ def _fields(path: Sequence[str], place: grid_paths.PathEnd) -> dict[str, Any]:
 
 
 def _long(name: str, place: grid_paths.PathEnd, human: bool) -> str:
-    """Return the line of an entry with kind, mode, size and time."""
+    """Return the line of an entry with its kind, mode, size and time."""
     stored = directory_reading.metadata_of(place.metadata_json)
     kept = file_metadata.restored(stored)
     link, size = kept.link, size_of(place.cap)
@@ -157,13 +157,15 @@ def _long(name: str, place: grid_paths.PathEnd, human: bool) -> str:
 
 
 def size_of(cap: caps.Cap | None) -> int | None:
-    """Return the bytes of a file, or of a directory's entries, if the cap has them."""
+    """
+    Return the size in bytes of a file, or of a directory's content; None if the cap does not contain it.
+    """
     file = cap.file if isinstance(cap, caps.DirectoryCap) else cap
     return caps.immutable_size(file)
 
 
 def _time(stored: dict[str, Any], mtime_ns: int | None) -> str:
-    """Return the time of a file in UTC, or else of its link, for people."""
+    """Return the modification time of a file in UTC, or else the time when it was linked."""
     from datetime import datetime, timezone
 
     seconds: Any = None if mtime_ns is None else mtime_ns / 1e9
@@ -173,11 +175,11 @@ def _time(stored: dict[str, Any], mtime_ns: int | None) -> str:
         try:
             return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
         except (OverflowError, ValueError, OSError):
-            pass  # a year beyond the calendar
+            pass  # the calendar has no such year
     return "-".ljust(20)
 
 
-# ``pipegrid du``: the size of a tree.
+# ``pipegrid du``: prints the size of a tree.
 
 
 @click.command(name="du", context_settings=NO_SHORT_HELP)
@@ -242,7 +244,7 @@ def du_command(paths: tuple[str, ...], summarize: bool, human: bool) -> GridJob:
     return GridJob(work, *paths)
 
 
-# ``pipegrid stats``: counts of a tree's objects.
+# ``pipegrid stats``: counts a tree's objects.
 
 
 @click.command(name="stats")
@@ -272,7 +274,7 @@ def stats_command(path: str) -> GridJob:
     return GridJob(work, path)
 
 
-# ``pipegrid manifest``: the caps of all objects in a tree.
+# ``pipegrid manifest``: prints the caps of all objects in a tree.
 
 
 @click.command(name="manifest")
@@ -309,9 +311,9 @@ def manifest_command(path: str, verifier: bool, storage_index: bool) -> GridJob:
             }
             name = "/".join(met.path)
             kind = "storage-index" if storage_index else "verifycap" if verifier else "cap"
-            # A cap of an unknown kind may be any text, even of several lines.
+            # A cap of an unknown kind may be any text, even one of several lines.
             shown = printable(fields[kind])
-            told = console.json and not isinstance(met, walk.Found)  # the error is in its JSON line
+            told = console.json and not isinstance(met, walk.Found)  # its JSON line was printed
             if shown and not told:
                 line = shown if storage_index or not name else cap_list_files.as_line(shown, name)
                 console.result(line, fields)

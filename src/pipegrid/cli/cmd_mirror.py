@@ -1,4 +1,4 @@
-"""``pipegrid mirror`` and ``pdiff``: package archives from several mirrors at once."""
+"""``pipegrid mirror`` and ``pdiff``: mirror package archives, and apply patches to their indexes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from pipegrid.grid import Grid
 
 
-# The common options of the commands of ``pipegrid mirror``.
+# Options that several commands of ``pipegrid mirror`` have.
 
 check_options = all_of(
     as_click(fast_mirror_args.PARANOID),
@@ -60,7 +60,7 @@ check_options = all_of(
         help="Hash PERCENT of the existing files, drawn at random.",
     ),
 )
-"""Decides which existing files are hashed again."""
+"""The options that choose which existing files are hashed again."""
 
 from_grid_option = click.option(
     "--from-grid",
@@ -73,7 +73,7 @@ keep_going_option = as_click(fast_mirror_args.KEEP_GOING)
 
 
 def keyring_option(help: str = fast_mirror_args.KEYRING.help) -> Callable[[F], F]:
-    """Return the option for keys, with the value ``keyrings``."""
+    """Return the option for the keys that sign an archive; its parameter is ``keyrings``."""
     return as_click(
         fast_mirror_args.KEYRING, type=click.Path(readable=False), metavar="FILE", help=help
     )
@@ -174,7 +174,7 @@ _by_name = all_of(
         help="Sign the new indexes with KEY: a file with a secret key, or its name in gpg's keyring.",
     ),
 )
-"""The filters for both kinds of archives."""
+"""The filters by package name and version, and options for new indexes, for both kinds of archives."""
 
 debian_filters = as_one(
     "filtering",
@@ -207,7 +207,7 @@ rpm_filters = as_one(
 
 
 def _signing_key(reindex: bool, sign_with: str | None) -> str | None:
-    """Return the key that signs rebuilt indexes; it is tried before anything is fetched."""
+    """Return the key that signs new indexes, after checking, before anything is fetched, that it can sign."""
     if reindex and not sign_with:
         raise usage_error("--reindex needs a key that signs the new indexes; give --sign-with KEY")
     if sign_with and not reindex:
@@ -225,7 +225,7 @@ def _set_filters(fetching: MirrorOptions, filtering: dict[str, Any]) -> None:
     fetching.filters = {name: value for name, value in filtering.items() if value} or None
 
 
-# ``pipegrid mirror``: package archives from several mirrors at once.
+# ``pipegrid mirror``: mirrors package archives from several mirrors at once.
 
 
 @click.group(name="mirror", cls=CommandGroup)
@@ -356,7 +356,9 @@ def _check_urls(fetching: MirrorOptions) -> None:
 
 
 def _take_lists(fetching: MirrorOptions, options: RpmOptions) -> mirror_lists.Metalink | None:
-    """Add the mirrors of the given lists to the given mirrors; returns the metalink."""
+    """
+    Add the mirrors of ``--metalink`` and ``--mirrorlist`` to the given mirrors; return the metalink, if any.
+    """
     found, metalink, mirrorlist = None, options.metalink, options.mirrorlist
     urls = list(fetching.urls)
     if metalink is not None:
@@ -373,7 +375,7 @@ def _take_lists(fetching: MirrorOptions, options: RpmOptions) -> mirror_lists.Me
 
 
 def bring_back(cap: str, dest: str, fetching: MirrorOptions) -> GridJob:
-    """Return the job that restores a mirror from the grid."""
+    """Return the job that fetches a mirror from the grid."""
     if fetching.urls or fetching.to_grid:
         raise usage_error("--from-grid cannot be combined with --from or --to-grid; leave them out")
     cap_list_files.check_no_file(cap)
@@ -404,7 +406,7 @@ def verify_command(dest: str, sample: float, paranoid: bool) -> OfflineJob:
     return mirror_verify.verify_job(dest, paranoid, sample / 100)
 
 
-# ``pipegrid pdiff``: bring an index up to date by patches.
+# ``pipegrid pdiff``: updates an index by patches.
 
 
 @click.command(name="pdiff")
@@ -443,7 +445,7 @@ def pdiff_command(
             try:
                 patched = pdiff.apply_patches(index, patches, out.file.fileno())
             except OSError as error:
-                if error.filename is not None:  # an error of an input file, whose message names it
+                if error.filename is not None:  # an input file's error, which names the file
                     raise
                 raise SinkError(
                     f"cannot write {output}: {error.strerror}; free some space or choose another place"

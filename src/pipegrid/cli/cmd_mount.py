@@ -1,4 +1,4 @@
-"""``pipegrid mount``: backups, or a directory of the grid, as a read-only file system."""
+"""``pipegrid mount``: mounts backups, or a directory of the grid, as a read-only file system."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def mount_command(arguments: tuple[str, ...], options: MountOptions) -> GridJob:
 
 def _bring_in() -> None:
     """
-    Import what it takes, before the mount needs it.
+    Import all modules that a mount uses, before they are needed.
 
     Raises:
         UsageError: a library is missing.
@@ -134,11 +134,11 @@ async def _root_of(
     grid: Grid, cap: str | None, say: Callable[[str], object]
 ) -> Callable[[], Awaitable[MountedNode]]:
     """
-    Return what gives the root of the mounted tree, after it was read once.
+    Read the root of the tree to mount, and return a function that returns this root.
 
     Raises:
         CapError: the cap is not that of a directory.
-        PipegridError: it cannot be read.
+        PipegridError: the root cannot be read.
     """
     if cap is not None:
         place = await cap_lookup.place_of(grid, cap)

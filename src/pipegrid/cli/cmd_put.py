@@ -1,4 +1,4 @@
-"""``pipegrid put``: store files, print their caps."""
+"""``pipegrid put``: stores files, and prints their caps."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class PutOptions(NamedTuple):
     The options of ``put``; see their declarations.
 
     Attributes:
-        selection: which files of directories are stored, for ``SelectionOptions``.
-        key: how the keys of files are made, for ``Grid.put``.
+        selection: arguments of ``SelectionOptions``, which select files in directories.
+        key: arguments of ``Grid.put``, which say how the keys of files are made.
     """
 
     recursive: bool
@@ -50,16 +50,16 @@ class PutOptions(NamedTuple):
 
     @property
     def makes_plain_files(self) -> bool:
-        """Whether no option is for mutable files or directories."""
+        """Whether all given options are also valid for mutable files."""
         has_key = self.key["random_key"] or self.key["convergence"] is not None
         return not (self.recursive or has_key or self.encoding["max_segment_bytes"] is not None)
 
     def selected(self) -> SelectionOptions | None:
         """
-        Return the selection of files in directories; None if files are stored.
+        Return which files in directories are stored; None without ``-r``.
 
         Raises:
-            click.UsageError: files are stored, and there are options for directories.
+            click.UsageError: options for directories are given without ``-r``.
         """
         if self.recursive:
             return SelectionOptions(**self.selection)
@@ -154,7 +154,7 @@ def put_command(files: tuple[str, ...], options: PutOptions) -> GridJob:
 
 
 def _split(files: tuple[str, ...], recursive: bool) -> tuple[tuple[str, ...], str | None]:
-    """Return the sources, and the place on the grid that they go to, if one is given."""
+    """Return the sources, and the path on the grid to store at, or None."""
     if files.count("-") > 1:
         raise click.UsageError("standard input can be stored only once", None)
     destination = put_files.destination_of(files)
@@ -164,7 +164,7 @@ def _split(files: tuple[str, ...], recursive: bool) -> tuple[tuple[str, ...], st
         )
     if len(files) > 1 and destination is None and not recursive:
         meant = destination_child.alias_in(files[-1])
-        if meant:  # before the others are stored
+        if meant:  # raises before other files are stored
             raise usage_error(f"there is no file '{meant[:-1]}'; did you mean '{meant}'?")
     return (files if destination is None else files[:-1]), destination
 
@@ -187,7 +187,7 @@ def _check_place(destination: str | None, options: PutOptions) -> None:
 
 
 def _is_placed(destination: str | None, sources: tuple[str, ...], options: PutOptions) -> bool:
-    """Return whether one file is stored at a place, or as a mutable file."""
+    """Return whether one file is stored at a path on the grid, or as a mutable file."""
     placed = destination is not None or options.mutable
     if placed and (len(sources) != 1 or options.long):
         raise usage_error(
@@ -197,9 +197,12 @@ def _is_placed(destination: str | None, sources: tuple[str, ...], options: PutOp
 
 
 def _encoding(grid: tree_grid.Grid, encoding: Encoding, happy: int | None) -> dict[str, Any]:
-    """Return the encoding for ``Grid.put``: the given options, and the grid's configuration for the rest."""
+    """
+    Return encoding arguments for ``Grid.put``: the given options, and for the others the grid's
+    configuration.
+    """
     params = choose_params(grid.config.params, encoding)
     if happy is None:
-        # With three shares in all, the configured seven servers cannot each have one.
+        # With three shares in total, for example, the configured seven servers cannot each get one.
         happy = min(grid.config.happy, params.total_shares)
     return {"params": params, "happy": happy}

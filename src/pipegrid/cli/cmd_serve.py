@@ -1,4 +1,4 @@
-"""``pipegrid serve``: be a storage server."""
+"""``pipegrid serve``: runs a storage server."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
 class ServeOptions(NamedTuple):
     """
-    The options of ``serve``; see their declarations. None: the node's directory decides.
+    The options of ``serve``; see their declarations. None: the node's directory has the value.
 
     Attributes:
-        introducers: fURLs, ``configured`` or ``none``.
-        certificates: files.
+        introducers: fURLs, or ``configured``, or ``none``.
+        certificates: the paths of files with certificates.
     """
 
     port: str | None = None
@@ -78,7 +78,7 @@ class ServeOptions(NamedTuple):
         self, directory: Path, introducers: dict[str, Furl], found: ServerDirectory
     ) -> ServeSettings:
         """
-        Return the settings of a server: the options, else the values of its directory.
+        Return the settings of a server, from the options, and where these are not given from its directory.
 
         Raises:
             UsageError: options contradict each other.
@@ -111,13 +111,13 @@ class ServeOptions(NamedTuple):
             return settings
         location = settings.location
         if self.location is None and ("location" in found.detected or "onion" in found.settings):
-            # The fURL, or tahoe.cfg, still has the onion service, which ends.
+            # The server stops being an onion service, so the onion address is removed from the location.
             hints = (location or "").split(",")
             location = ",".join(each for each in hints if not each.startswith("tor:")) or None
         return attrs.evolve(settings, onion=None, location=location)
 
     def _places(self, directory: Path, found: ServerDirectory) -> dict[str, Any]:
-        """Return where the server listens, and how clients get there."""
+        """Return the settings that say where the server listens, and how clients reach it."""
         given: dict[str, Any] = {
             "port": self.port,
             "location": self.location,
@@ -133,7 +133,7 @@ class ServeOptions(NamedTuple):
         Check that the options do not contradict each other, before anything is sent.
 
         Raises:
-            UsageError: they do.
+            UsageError: options contradict each other.
         """
         if self.client is not None and self.remove_client is not None:
             raise UsageError("--client and --remove-client cannot be given together; give one")
@@ -162,16 +162,16 @@ class _ServerJob(GridJob):
 
 
 class ServeJob(_ServerJob):
-    """Serves until it is stopped, which is success."""
+    """A job that runs a storage server until it is stopped, which counts as success."""
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
-        """Serve; cancelling stops the server in order, and gives 0."""
+        """Run the server; cancelling stops it in an orderly way, and gives status 0."""
         lazy_modules.bring_in(log_file, serve_record, serve, systemd)
         console = invocation.console
-        forget = systemd.end_without_memory()  # first, so that it logs failures of the code below
+        forget = systemd.end_without_memory()  # first, so that it also observes the code below
         try:
             with log_file.logging_to(console, self._options.log_path, reactor):
-                SHORTAGE.tell = None  # the log has it
+                SHORTAGE.tell = None  # the log reports a shortage of threads
                 if self._options.join is None:
                     settings, options = settings_of(
                         invocation.grid_directory, self._options, console.note
@@ -189,18 +189,19 @@ class ServeJob(_ServerJob):
 
     async def _join_and_serve(self, invocation: Invocation, reactor: Any, code: str) -> None:
         """
-        Join a grid, and serve it.
+        Join a grid, and run a storage server for it.
 
         Raises:
             InvitationError: the server did not become a member; it has stopped, and nothing is configured.
-            Interrupted: it was stopped before.
+            Interrupted: the server was stopped before it became a member.
         """
-        # The library of invitations is not installed everywhere, and a server brings in what is imported.
+        # Imported only here: the library for invitations may not be installed.
         from pipegrid.cli import cmd_join
 
         console, options = invocation.console, self._options
         directory_claim.refuse_if_running(invocation.grid_directory)
-        # What is refused at the start is refused before the code is spent.
+        # Settings are checked before the code is used up, since the server would refuse the same ones at its
+        # start.
         settings, options = settings_of(invocation.grid_directory, options, lambda _: None)
         serve.check_hidden(settings)
         said = {
@@ -239,7 +240,9 @@ class ServeJob(_ServerJob):
 
 
 class UsageJob(_ServerJob):
-    """Prints how much the shares in a storage directory take, whether a server runs there or not."""
+    """
+    A job that prints how much space the shares in a storage directory take, even while a server runs there.
+    """
 
     async def _run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
         from twisted.internet.task import deferLater
@@ -257,7 +260,7 @@ class UsageJob(_ServerJob):
         began = reactor.seconds()
         try:
             for _ in measured.measure(storage, clients.add):
-                if reactor.seconds() - began > _TURN_S:  # Ctrl-C ends it
+                if reactor.seconds() - began > _TURN_S:  # so that Ctrl-C can end the job
                     await deferLater(reactor, 0)
                     began = reactor.seconds()
         except OSError as error:
@@ -274,21 +277,21 @@ class UsageJob(_ServerJob):
 
 
 class ClientTotals:
-    """What the shares with leases of each named client take."""
+    """Counts the space of the shares on which each named client has leases."""
 
     def __init__(self, clients: Sequence[storage_clients.NamedClient]) -> None:
         self._clients = {each.number: each for each in clients}
         self._totals = {each.number: space_quota.ShareTotal() for each in clients}
 
     def add(self, path: str) -> None:
-        """Count a share, or an unfinished upload, for all that have a lease on it."""
+        """Count a share, or an unfinished upload, for each named client that has a lease on it."""
         if self._clients:
             for number, size in client_space.read_share(path).charges(0).items():
                 if number in self._clients:
                     self._totals[number].add(size)
 
     def report(self) -> tuple[list[str], dict[str, object]]:
-        """Return lines, and fields by the names of clients."""
+        """Return the lines of a table, and the JSON fields by the names of clients."""
         rows: list[list[str]] = []
         fields: dict[str, object] = {}
         for number, client in self._clients.items():
@@ -310,8 +313,8 @@ class ClientTotals:
 
 class ClientJob(_ServerJob):
     """
-    Adds, changes or removes a named client of a server, whether that runs or not; prints the addresses of a
-    client that stays.
+    A job that adds, changes or removes a named client of a server, even while the server runs. It prints the
+    addresses of a client that was added or changed.
     """
 
     async def _run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
@@ -339,7 +342,7 @@ _TURN_S = 0.05
 def usage_report(
     storage: Path, measured: space_quota.StoredSpace, quota_bytes: int | None
 ) -> tuple[str, dict[str, object]]:
-    """Return what a storage directory holds, as a table and as fields."""
+    """Return the numbers and sizes of the shares in a storage directory, as a table and as JSON fields."""
     kinds = {
         "immutable": measured.immutable,
         "mutable": measured.mutable,
@@ -365,11 +368,11 @@ def settings_of(
     directory: Path, options: ServeOptions, warn: Callable[[str], object]
 ) -> tuple[ServeSettings, ServeOptions]:
     """
-    Return the settings of a server, and its options: those given, else those of the last start.
+    Return the settings of a server, and its options: the given ones, and for others those of the last start.
 
     Args:
-        warn: gets a sentence for each setting of the directory that is not supported, for options that are
-            those of the last start or replace them, and for a location with another port.
+        warn: is called with a sentence for each setting of the directory that is not supported, for each
+            option that is taken from the last start or replaces one, and for a location with another port.
 
     Raises:
         UsageError: a server runs in the directory already, or a setting is invalid.
@@ -534,11 +537,12 @@ def introducers_of(
     directory: Path, found: ServerDirectory, given: tuple[str, ...]
 ) -> dict[str, Furl]:
     """
-    Return the introducers to announce the server to; by default, those of a Tahoe-LAFS node, or of a
-    directory whose settings say so.
+    Return the introducers to which the server is announced. By default these are the introducers of a
+    Tahoe-LAFS node, or of a directory with the setting that says so.
 
     Raises:
-        UsageError: one of them is not a fURL, or the directory has none although they are required.
+        UsageError: a given text is not a fURL, or ``configured`` is given and the directory has no
+            introducer.
     """
     chosen: dict[str, Furl] = {}
     if not given and found.announces:

@@ -18,7 +18,7 @@ from pipegrid.errors import UsageError
 from pipegrid.speedtest import html_report, link_proxies, run_comparison, run_results
 from pipegrid.speedtest import responder as far_end
 
-# ``pipegrid speedtest``. The commands of the group are loaded when they are named.
+# ``pipegrid speedtest``. The module of a command is imported when the command is named.
 
 HOMES = {
     "run": "speedtest_run",
@@ -28,7 +28,7 @@ HOMES = {
     "responder": "cmd_speedtest",
     "proxy": "cmd_speedtest",
 }
-"""The module of each command, in which it has the same name."""
+"""For each command, the module that defines it, under the same name."""
 
 DEFAULT = "run"
 SELF_CHECK = "--self-check"
@@ -44,13 +44,13 @@ class SpeedTestGroup(CommandGroup):
     homes = {name: (home, name) for name, home in HOMES.items()}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse, with the default command if none is named."""
+        """Parse the command line; insert the default command if no command is named."""
         if ctx.resilient_parsing and not with_command(args)[:-1]:
-            return super().parse_args(ctx, args)  # a shell completes an incomplete command line
+            return super().parse_args(ctx, args)  # for completing an unfinished line
         return super().parse_args(ctx, with_command(args))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[Any]]:
-        """Complete a command, or an option of the default command."""
+        """Return completions: commands, and options of the default command."""
         found = super().shell_complete(ctx, incomplete)
         if not incomplete.startswith("-"):
             return found
@@ -67,7 +67,7 @@ class SpeedTestGroup(CommandGroup):
 
 
 def with_command(args: list[str]) -> list[str]:
-    """Insert the default command after the group's own options if none is named."""
+    """Return the arguments; if they name no command, insert the default one after the group's own options."""
     at = 0
     while at < len(args) and args[at].partition("=")[0] in (*_FLAGS, *_VALUED):
         at += 2 if args[at] in _VALUED else 1
@@ -90,7 +90,7 @@ def speedtest_command() -> None:
     """
 
 
-# ``pipegrid speedtest compare`` and ``report``: show runs without measuring.
+# ``pipegrid speedtest compare`` and ``report``: show the results of runs without measuring.
 
 
 def read_run(path: str) -> run_results.Run:
@@ -99,7 +99,7 @@ def read_run(path: str) -> run_results.Run:
 
     Raises:
         UsageError: the file has no run that this version can read.
-        SourceError: it cannot be read.
+        SourceError: the file cannot be read.
     """
     try:
         data = Path(path).read_bytes()
@@ -179,7 +179,7 @@ def report(run: str, earlier: Sequence[str], output: str) -> OfflineJob:
     return OfflineJob(work)
 
 
-# ``pipegrid speedtest responder`` and ``proxy``: the other end of a measured path, and an emulated link.
+# ``pipegrid speedtest responder`` and ``proxy``: the far end of a measured path, and an emulated link.
 
 
 @click.command(name="responder")

@@ -1,4 +1,4 @@
-"""``pipegrid status``: the servers of the grid."""
+"""``pipegrid status``: shows the state of the grid's servers."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _lines(servers: Sequence[ServerStatus], directory: Path, with_version: bool)
             row[-1] += no_uploads
         else:
             row = [*who, f"unreachable: {server.reason} ({address}){no_uploads}"]
-        # A line break in a server's version would make extra lines.
+        # A line break in a server's version would otherwise begin another line.
         rows.append([printable(cell) for cell in row])
     first = 3 if has_ids else 2
     return columns(rows, right=(first, first + 1))
@@ -107,7 +107,7 @@ def _near_expiry(servers: Sequence[ServerStatus], now_s: float) -> list[str]:
 
 
 def _short(server_id: str) -> str:
-    """Return the beginning of an id, enough for people; ``--json`` has all of it."""
+    """Return the beginning of a server's id, long enough for people; ``--json`` has the whole id."""
     return server_id if len(server_id) <= 16 else f"{server_id[:11]}…"
 
 

@@ -1,4 +1,4 @@
-"""``pipegrid check``, ``repair`` and ``renew``."""
+"""``pipegrid check``, ``repair`` and ``renew``: check and maintain the shares of files."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from pipegrid.transfer.upkeep import UpkeepOutcome, UpkeepRequest, UpkeepSummary
 
 
-# The common part of ``check``, ``renew`` and ``repair`` for many objects, or trees.
+# The code that ``check``, ``renew`` and ``repair`` share for many objects or trees.
 
 MAX_NAMED = 20
-"""Servers that a summary line names."""
+"""How many servers a summary line names."""
 
 
 recursive_option = click.option(
@@ -54,13 +54,13 @@ recursive_option = click.option(
 
 class UpkeepOptions(NamedTuple):
     """
-    The work of a command for its objects.
+    How ``maintain`` processes objects.
 
     Attributes:
-        verb: for the progress bar.
-        recursive: whether it includes everything in directories.
+        verb: the word for the work in the progress bar.
+        recursive: whether everything in directories is processed.
         todo: the work for each object.
-        bounds: how much at once.
+        bounds: how many objects and bytes are processed at the same time.
     """
 
     verb: str
@@ -74,11 +74,11 @@ class UpkeepWork(NamedTuple):
     What a command does to each object.
 
     Attributes:
-        verb: for the progress bar.
+        verb: the word for the work in the progress bar.
         todo: the fields of ``UpkeepRequest``.
-        show: prints one outcome, each line beginning with the given text; returns its status.
-        alone: does the work for the only object by its cap; None: as for many.
-        sample: percent of the objects that are verified, another part in each run; None: no part.
+        show: prints one outcome, each line beginning with the given text; returns the outcome's status.
+        alone: processes the cap of an object that is the only one; None: process it as one of many.
+        sample: percentage of the objects to verify, other ones in each run; None: do not sample.
     """
 
     verb: str
@@ -92,10 +92,10 @@ def upkeep_job(
     invocation: Invocation, caps: CapArguments, recursive: bool, each: UpkeepWork
 ) -> GridJob:
     """
-    Return the job of checking or maintaining files, or everything in directories.
+    Return the job that checks or maintains files, or everything in directories.
 
     Args:
-        caps: from ``checked_caps``.
+        caps: the result of ``checked_caps``.
     """
     verb, todo, show, alone, sample = each
     understand: Callable[[Any], Any] = core_caps.walkable if recursive else core_caps.keepable
@@ -128,11 +128,11 @@ class SampledPart:
     The part of the objects that this run verifies.
 
     Args:
-        key: what names this check: its arguments.
-        percent: of the objects.
+        key: the arguments of the check, which identify its round of runs.
+        percent: percentage of the objects to verify.
 
     Raises:
-        UsageError, SinkError: there is no place for the state of the round.
+        UsageError, SinkError: the state of the round cannot be stored.
     """
 
     def __init__(self, grid: Grid, console: Console, key: object, percent: Fraction) -> None:
@@ -150,10 +150,10 @@ class SampledPart:
 
     def finish(self) -> None:
         """
-        Record the part as verified, and report until when the round lasts.
+        Record the part as verified, and report how long the round will still last.
 
-        If no server had a share of anything, the next run verifies the same part: a night without a network
-        must not take a part out of the round.
+        If no server had a share of any object, the part is not recorded, and the next run verifies it:
+        otherwise a night without a network would leave objects unverified for a whole round.
         """
         if not self.part.was_reached:
             self._console.note(
@@ -176,10 +176,10 @@ class SampledPart:
 
 def sampled_percent(text: str) -> Fraction:
     """
-    Return a percentage: ``3%``, ``0.5``.
+    Parse a percentage such as ``3%`` or ``0.5``.
 
     Raises:
-        click.BadParameter: it is none from 0.01 to 100.
+        click.BadParameter: the text is not a percentage from 0.01 to 100.
     """
     match = re.fullmatch(r"\s*([0-9]{1,3}(?:\.[0-9]{1,2})?)\s*%?\s*", text)
     percent = Fraction(0) if match is None else Fraction(match[1])
@@ -191,7 +191,11 @@ def sampled_percent(text: str) -> Fraction:
 async def located_files(
     grid: Grid, console: Console, files: Sequence[NamedFile[Any]], recursive: bool
 ) -> tuple[list[NamedFile[Any]], set[ExitStatus]]:
-    """Follow the paths after caps; of several files, one that does not exist is reported and left out."""
+    """
+    Follow the paths after caps; return the files that exist, and the statuses of the others.
+
+    If there is only one file, its failure is raised.
+    """
     found: list[NamedFile[Any]] = []
     statuses: set[ExitStatus] = set()
     locator = cap_lookup.Locator(grid)
@@ -209,11 +213,11 @@ async def located_files(
 
 class ObjectsReport:
     """
-    Shows the outcomes of many objects, and records the worst status.
+    Shows the outcomes of many objects, and collects their exit statuses.
 
     Args:
-        show: prints one outcome that is not a failure; returns its status.
-        terse: whether healthy objects are left out in the output for people.
+        show: prints an outcome that is not a failure; returns the outcome's status.
+        terse: whether to leave out healthy objects in the output for people.
     """
 
     def __init__(
@@ -237,7 +241,7 @@ class ObjectsReport:
             if health_output.is_well(outcome):
                 self.statuses.add(ExitStatus.DONE)
                 return
-            # The summary reports servers that are down, once.
+            # The summary names the servers that are down, once for all objects.
             if health_output.lacks_servers_only(outcome):
                 self.statuses.add(ExitStatus.FAILED)
                 return
@@ -266,7 +270,7 @@ async def maintain(
     Process files, or everything in directories, and show each outcome and the summary.
 
     Args:
-        files: those that the user named.
+        files: the files that the user named.
         show: see ``ObjectsReport``.
 
     Returns:
@@ -295,7 +299,7 @@ async def maintain(
 
 
 def _count_nothing(done: int, total: int) -> None:
-    """Take the place of a bar."""
+    """Do nothing; used if there is no progress bar."""
 
 
 async def _many(
@@ -349,14 +353,14 @@ async def _trees(
 
 
 def _below(root: str, path: str) -> str:
-    """Return a path below a root as the user wrote it, which may be ``ALIAS:``."""
+    """Join a root as the user wrote it, such as ``ALIAS:``, and a path below the root."""
     if not path:
         return root
     return f"{root}{path}" if root.endswith((":", "/")) else f"{root}/{path}"
 
 
 def sum_up(summary: UpkeepSummary, todo: UpkeepRequest) -> tuple[str, dict[str, Any]]:
-    """Return the summary in one line, and its documented JSON form."""
+    """Return the summary as one line, and as the fields that the docs describe for JSON."""
     import attrs
 
     fields = attrs.asdict(summary)
@@ -391,7 +395,7 @@ def sum_up(summary: UpkeepSummary, todo: UpkeepRequest) -> tuple[str, dict[str, 
     return "; ".join([", ".join(parts[:-1]), parts[-1]]) if servers else ", ".join(parts), fields
 
 
-# ``pipegrid check``: do the files still have all their shares?
+# ``pipegrid check``: reports whether files still have all their shares.
 
 
 @click.command(name="check")
@@ -467,7 +471,7 @@ def check_command(
 def print_check(
     console: Console, file: NamedFile[Any], result: results.CheckResult, lead: str, add_lease: bool
 ) -> None:
-    """Report the result for one file, and leases that were wanted and not renewed."""
+    """Print the result for one file, and why leases could not be renewed."""
     leases = {"renewed": result.renewed, "lease_problems": result.lease_problems}
     more = leases if add_lease else {}
     console.result(lead + summary(result), {**cap_lookup.identity(file), **fields(result), **more})
@@ -477,7 +481,7 @@ def print_check(
 
 
 def status(result: results.CheckResult) -> ExitStatus:
-    """Return the exit status for the worst result."""
+    """Return the exit status for a result; if several apply, the worst."""
     if not result.recoverable:
         return ExitStatus.NOT_ENOUGH_SHARES
     if result.corrupt and not result.healthy:
@@ -521,7 +525,7 @@ def repair_command(
         result: results.CheckResult | results.RepairResult,
         lead: str,
     ) -> ExitStatus:
-        if isinstance(result, results.CheckResult):  # a literal cap
+        if isinstance(result, results.CheckResult):  # an object with a literal cap
             result = results.RepairResult(result.cap, result, result, {}, [], [], 0.0)
         return report_repair(console, file, result, lead)
 
@@ -606,7 +610,7 @@ def renew_command(invocation: Invocation, caps: CapArguments, recursive: bool) -
 def report_renewal(
     console: Console, file: NamedFile[Any], result: results.RenewResult, lead: str
 ) -> ExitStatus:
-    """Print the outcome, each line beginning with ``lead``."""
+    """Print the outcome of a renewal, each line beginning with ``lead``."""
     console.result(
         lead + renewal_summary(result),
         {
@@ -629,7 +633,7 @@ def report_renewal(
 
 
 def renewal_summary(result: results.RenewResult) -> str:
-    """Return the outcome in one line."""
+    """Return the outcome of a renewal in one line."""
     if result.total_shares == 0:
         return "nothing to renew: the cap contains the file"
     servers = {server for holders in result.leases.values() for server in holders}

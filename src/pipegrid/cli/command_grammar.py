@@ -1,4 +1,4 @@
-"""The command line's grammar: global options, and commands that are loaded when they are named."""
+"""The command line's grammar: global options, and commands whose modules are loaded when they are named."""
 
 from __future__ import annotations
 
@@ -35,16 +35,22 @@ class CommandGroup(click.Group):
     """A group whose help describes each command in a whole sentence."""
 
     homes: Mapping[str, tuple[str, str]] = {}
-    """Commands that are imported when they are named: the module in this package, and the name in it."""
+    """
+    For commands that are imported when they are named: the module in this package, and the name in the
+    module.
+    """
 
     sections: Mapping[str, Sequence[str]] = {}
-    """The commands by the heading under which the help lists them; others are under "Commands"."""
+    """The commands under each heading of the help; all other commands are under "Commands"."""
 
     names_in_other_programs: Mapping[str, str] = {}
-    """Names of commands in other programs, and the names here."""
+    """Names that other programs give to commands, and the names of these commands here."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse; without a command, an error lists the commands (click's own is the whole help)."""
+        """
+        Parse the command line. If it names no command, raise an error that lists the commands; click would
+        print the whole help.
+        """
         if not args and not ctx.resilient_parsing:
             names = self.list_commands(ctx)
             raise click.UsageError(
@@ -55,11 +61,11 @@ class CommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that is named first; if it does not exist, the error suggests one."""
+        """Find the command that the first argument names; if it does not exist, the error suggests one."""
         name = args[0]
         if name.startswith("-") or ctx.resilient_parsing or self.get_command(ctx, name) is not None:
             return super().resolve_command(ctx, args)
-        from difflib import get_close_matches  # only mistakes need it
+        from difflib import get_close_matches  # only for wrong names
 
         near = self.names_in_other_programs.get(name) or next(
             iter(get_close_matches(name, self.list_commands(ctx), 1)), None
@@ -80,7 +86,9 @@ class CommandGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the lists of commands; click's own shortens texts that need a second line."""
+        """
+        Write the lists of commands with whole sentences; click would shorten sentences longer than a line.
+        """
         names = self.list_commands(ctx)
         listed = {name for section in self.sections.values() for name in section}
         rest = [name for name in names if name not in listed]
@@ -97,7 +105,7 @@ class CommandGroup(click.Group):
                     formatter.write_dl(rows)
 
 
-# The command line's grammar: global options, and commands that are loaded when they are named.
+# The command line's grammar: global options, and commands whose modules are loaded when they are named.
 
 SECTIONS = {
     "Files": {
@@ -161,15 +169,17 @@ SECTIONS = {
     },
 }
 """
-The commands and the module of each, by the section of the help that lists them, in the order of first use.
-A command is ``NAME_command`` in its module, with ``_`` for ``-``.
+The headings of the help, and below each its commands with their modules, in the order of first use. In its
+module, a command ``NAME`` is ``NAME_command``, with ``_`` for ``-``.
 """
 
 COMMANDS = {name: module for names in SECTIONS.values() for name, module in names.items()}
 
 
 class LazyGroup(CommandGroup):
-    """All commands of ``COMMANDS``; the module of each is imported when it is named."""
+    """
+    The group of all commands in ``COMMANDS``; each module is imported when one of its commands is named.
+    """
 
     sections = {heading: tuple(names) for heading, names in SECTIONS.items()}
     homes = {
@@ -196,8 +206,8 @@ class LazyGroup(CommandGroup):
     }
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse; without arguments, print the help on stderr."""
-        if not args and not ctx.resilient_parsing:  # neither does a shell that completes commands
+        """Parse the command line; if it is empty, print the help on stderr."""
+        if not args and not ctx.resilient_parsing:  # no help while a shell completes
             invocation: Invocation = ctx.obj
             invocation.console.say(ctx.get_help())
             ctx.exit(ExitStatus.USAGE)
@@ -224,15 +234,15 @@ def parse(
     run_job: Callable[[GridJob, Invocation], int] | None = None,
 ) -> tuple[Invocation, Job]:
     """
-    Return the job of a command line; ``--help`` and the like are answered at once.
+    Parse a command line, and return its job; ``--help`` and ``--version`` print their text at once.
 
     Args:
-        run_job: does jobs for shell completion.
+        run_job: runs jobs for shell completion.
 
     Raises:
         click.UsageError: the arguments are invalid.
-        Interrupted: a signal came while they were parsed.
-        SystemExit: they asked for a shell completion script, which was printed.
+        Interrupted: a signal came while the arguments were parsed.
+        SystemExit: the environment asked for a completion script or for completions, which were printed.
     """
     invocation = Invocation(console)
     if COMPLETION in os.environ:
@@ -245,21 +255,21 @@ def parse(
     except BrokenPipeError:
         raise
     except OSError as error:
-        # An error of a path, such as a missing directory, is reported with the path.
+        # An error with a path, such as that of a missing directory, is reported with its path.
         if error.filename is not None or isinstance(error, FileNotFoundError):
             raise
-        # The help could not be printed.
+        # Otherwise the help could not be printed.
         raise SinkError(f"cannot write to standard output: {error.strerror}") from error
     except AttributeError:
-        # An older click (8.1.0) fails so if it prints the help to a closed standard output.
+        # With a closed standard output, click 8.1.0 raises AttributeError when it prints the help.
         if sys.stdout is None:
-            console.results.write(b"")  # raises the error for it
+            console.results.write(b"")  # raises SinkError
         raise
     except click.Abort:  # Ctrl-C, while caps were read from a terminal or a pipe
         raise Interrupted from None
     if isinstance(outcome, int):  # the status of --help and --version
         if outcome == ExitStatus.DONE:
-            # Click ignores a closed standard output; this raises the error.
+            # Click ignores a closed standard output; this write raises an error for it.
             console.results.write(b"")
         return invocation, OfflineJob(lambda _console: outcome)
     return invocation, outcome
@@ -275,12 +285,12 @@ def start(
     Run a command line under a running reactor.
 
     Args:
-        arguments: without the program's name.
-        open_grid: replaces ``Grid.open``.
+        arguments: the command line without the program's name.
+        open_grid: is called instead of ``Grid.open``.
 
     Returns:
-        Fires with the exit status; every error has been printed as a sentence on stderr. Cancelling it
-        stops the command, cleans up, and gives 130.
+        A Deferred that fires with the exit status, after every error was printed as a sentence on stderr.
+            Cancelling stops the command, which cleans up and exits with 130.
     """
     from twisted.internet.defer import succeed
 
@@ -301,10 +311,10 @@ def start_job(
     ahead: Preconnector | None = None,
 ) -> Deferred[int]:
     """
-    Do a job under a running reactor; fires with the exit status, as ``start`` does.
+    Do a job under a running reactor; return a Deferred that fires with the exit status, as ``start`` does.
 
     Args:
-        ahead: has opened connections to the grid's servers in advance.
+        ahead: the preconnector that has connected to the grid's servers in advance, or None.
     """
     from twisted.internet.defer import Deferred
 

@@ -1,8 +1,8 @@
 """
-The job of a parsed command line, ready to be run.
+Jobs: what a parsed command line returns, ready to be run.
 
-Commands return a job instead of doing it: jobs with a grid need a running reactor, which the process (or a
-test) provides.
+Commands return a job instead of doing it, since jobs with a grid need a running reactor, which the process
+(or a test) provides.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipegrid.reactor import trace
 from pipegrid.transfer import settings
 from pipegrid.tree import grid_paths
 
-TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # instead of the import from ``typing``, which is slow
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
@@ -39,17 +39,17 @@ class Invocation:
     The values of the global options.
 
     Attributes:
-        base_directory: of the client's configuration; None: the user's own.
-        grid: the name of one of the grids that this directory names in ``[grids]``; None: its own.
+        base_directory: the directory of the client's configuration; None: the user's own.
+        grid: the name of a grid in section ``[grids]`` of that configuration; None: the directory's own grid.
         trace: where to write a trace of all operations, or None.
         wait_for: how many servers must respond before work begins; 0: as soon as enough are known.
         max_segment_bytes: files with larger segments are not fetched; None: the default.
-        limit_rate: over all connections; None: no limit.
-        jobs: files at the same time; None: as many as memory and windows allow.
-        max_memory_bytes: of data; None: the default.
-        places: where the values of options are written, if they are from a section of ``pipegrid.cfg``; by
-            the names of parameters. None: from no section.
-        run_job: runs a job while the command line is still being parsed, once; None if that is impossible.
+        limit_rate: the limit over all connections together; None: no limit.
+        jobs: how many files to transfer at the same time; None: as many as memory and windows allow.
+        max_memory_bytes: how much data to keep in memory; None: the default.
+        places: where ``pipegrid.cfg`` sets each option, by the names of parameters, if the options are from a
+            section of that file; else None.
+        run_job: runs one job while the command line is still being parsed; None if that is impossible.
     """
 
     def __init__(self, console: Console) -> None:
@@ -68,10 +68,10 @@ class Invocation:
     @property
     def directory(self) -> str | None:
         """
-        The directory of the grid that is meant; None: the user's own.
+        The directory of the chosen grid; None: the user's own.
 
         Raises:
-            UsageError: it is one of several grids, and there is none of this name.
+            UsageError: a grid was chosen by a name that the client's configuration does not have.
         """
         if self.grid is None:
             return self.base_directory
@@ -84,18 +84,18 @@ class Invocation:
 
     @property
     def grid_directory(self) -> Path:
-        """The directory of the grid that is meant, which may not exist; raises as ``directory``."""
+        """The directory of the chosen grid, which may not exist; raises the errors of ``directory``."""
         return client_paths.own_directory(self.directory)
 
 
 class OfflineJob:
-    """Work that needs no grid."""
+    """A job that needs no grid."""
 
     def __init__(self, work: Callable[[Console], int]) -> None:
         self.work = work
 
     def run(self, console: Console) -> int:
-        """Do the work; errors become a sentence and a status."""
+        """Do the work, and return the status; errors are printed as a sentence."""
         try:
             return self.work(console)
         except KeyboardInterrupt:
@@ -106,14 +106,16 @@ class OfflineJob:
 
 class GridJob:
     """
-    Work on an open grid, which is opened before and closed after.
+    A job that opens a grid, works on it, and closes it.
 
     Args:
-        paths: on the grid, or ""; if no grid is configured, none is made for an alias or a cap.
-        makes: whether one is made for other paths; not for objects that a new grid cannot have.
+        paths: paths on the grid that the work uses, or "". For an alias or a cap no new grid is made if none
+            is configured.
+        makes: whether a new grid may be made in other cases; False for work on objects that a new grid cannot
+            have.
 
     Attributes:
-        asks_servers: whether it will connect to the servers of the client's directory.
+        asks_servers: whether the job will connect to the servers of the client's directory.
         follows_blacklist: see ``Grid.open``.
     """
 
@@ -128,7 +130,7 @@ class GridJob:
         self._makes = makes
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
-        """Do the work; errors and cancellation become a sentence and a status."""
+        """Do the work, and return the status; errors and cancellation are printed as a sentence."""
         return await status_of_job(invocation.console, self._run(invocation, reactor, open_grid))
 
     async def _run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
@@ -151,11 +153,12 @@ class GridJob:
         """
         Return whether a new grid may be made if none is configured.
 
-        Not for a cap: a new grid would not have its object, and would report one of another grid as lost.
+        No grid is made for a cap: a new grid would not have the cap's object, and would report the object as
+        lost.
 
         Raises:
-            CapError: a path begins with a damaged cap: a new grid would get in the way of the right one.
-            UsageError: a path begins with an alias, and there are none.
+            CapError: a path begins with a damaged cap, so it is of an object that a new grid would not have.
+            UsageError: a path begins with an alias, but no alias exists.
         """
         if (self._makes and not self._paths) or client_paths.is_configured(
             client_paths.default_directory()
@@ -174,9 +177,9 @@ class GridJob:
             try:
                 status = await self.work(grid, console)
             finally:
-                warn(grid, console, printed)  # print the warnings since the start
+                warn(grid, console, printed)  # prints the warnings that came during the work
         except BaseException:
-            with suppress(Exception):  # the first error is the one to report
+            with suppress(Exception):  # the error of the work is the one to report
                 await grid.close()
             raise
         await grid.close()
@@ -184,24 +187,25 @@ class GridJob:
 
 
 class ReactorJob:
-    """Work that needs a reactor, and no grid."""
+    """A job that needs a reactor, and no grid."""
 
     def __init__(self, work: Callable[[Any, Console], Awaitable[int]]) -> None:
         self.work = work
 
     async def run(self, invocation: Invocation, reactor: Any) -> int:
-        """Do the work; errors and cancellation become a sentence and a status."""
+        """Do the work, and return the status; errors and cancellation are printed as a sentence."""
         return await status_of_job(invocation.console, self.work(reactor, invocation.console))
 
 
 class NoReactorJob(ReactorJob):
     """
-    Work that may be possible without a reactor: loading one takes longer than many runs.
+    A job that may be possible without a reactor, since loading one takes longer than many runs.
 
     Args:
-        shortcut: does the work, and returns the exit status; None: it cannot, or not completely, and
-            ``work`` does the rest. It blocks, so only a process of its own calls it. Its argument returns
-            whether it must end; it then ends soon, by raising ``Interrupted``.
+        shortcut: does the work without a reactor, and returns the exit status; or returns None if ``work``
+            must do all or the rest of the work. It blocks, so it is called only in a process that runs one
+            command. Its argument is a function that returns whether the work must end; then ``shortcut`` soon
+            raises ``Interrupted``.
     """
 
     def __init__(
@@ -213,7 +217,10 @@ class NoReactorJob(ReactorJob):
         self._shortcut = shortcut
 
     def run_without_reactor(self, console: Console, stopped: Callable[[], bool]) -> int | None:
-        """Do the work without a reactor if possible; errors become a sentence and a status."""
+        """
+        Do the work without a reactor if possible, and return the status or None; errors are printed as a
+        sentence.
+        """
         try:
             return self._shortcut(console, stopped)
         except (KeyboardInterrupt, Interrupted):
@@ -223,7 +230,7 @@ class NoReactorJob(ReactorJob):
 
 
 class ReactorGridJob(GridJob):
-    """Work on an open grid that needs the reactor for other purposes, too."""
+    """A job on an open grid whose work also gets the reactor."""
 
     def __init__(
         self,
@@ -249,7 +256,7 @@ def warn(grid: Grid, console: Console, printed: tuple[str, ...]) -> None:
 
 
 async def status_of_job(console: Console, work: Awaitable[int]) -> int:
-    """Return the status of work; errors and cancellation become a sentence and a status."""
+    """Await the work, and return the status; errors and cancellation are printed as a sentence."""
     from twisted.internet.defer import CancelledError
 
     try:
@@ -265,7 +272,7 @@ def failure(error: Exception, console: Console) -> int:
     """
     Report the error that ended a command, and return its exit status.
 
-    If the reader of stdout has closed it, that and its consequences are not reported.
+    Nothing is reported if the reader of stdout has closed its end, unless a cap could not be printed.
     """
     gone = console.results.reader_left or any(
         isinstance(each, BrokenPipeError) for each in (error, error.__cause__)
@@ -283,14 +290,14 @@ def failure(error: Exception, console: Console) -> int:
 
 @contextmanager
 def tracing(path: str | None, reactor: Any) -> Iterator[trace.Tracer | None]:
-    """Give a tracer that writes to path, atomically at the end; None without a path."""
+    """Yield a tracer that writes to a path, and close it at the end; yield None if there is no path."""
     if path is None:
         yield None
         return
 
     with ExitStack() as stack:
         try:
-            # It shows which files were transferred, and when.
+            # The file is private, since a trace shows which files were transferred, and when.
             fd = private_files.open_private(path, os.O_WRONLY | os.O_TRUNC)
             file = stack.enter_context(os.fdopen(fd, "wb"))
         except OSError as error:
@@ -302,6 +309,6 @@ def tracing(path: str | None, reactor: Any) -> Iterator[trace.Tracer | None]:
             try:
                 tracer.close()
             except OSError as error:
-                with suppress(OSError):  # a second attempt to write the rest would fail too
+                with suppress(OSError):  # writing the rest would fail again
                     file.close()
                 raise SinkError(f"cannot write the trace to {path}: {error.strerror}") from error

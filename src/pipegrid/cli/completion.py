@@ -1,5 +1,5 @@
 """
-Shell completion: parses the typed line, finds the possible continuations, and quotes them for the shell.
+Shell completion: parses the typed line, finds its possible continuations, and quotes them for the shell.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 # Parsing a typed line as a shell does, and quoting names so that each stays one word.
 #
-# The line ends at the cursor, so its last word may have an open quote. Pure.
+# The line ends at the cursor, so its last word may have an open quote. These functions have no side effects.
 
 _SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./^-]")
-"""ASCII characters without a special meaning to a shell, within a word."""
+"""ASCII characters that have no special meaning to a shell within a word."""
 
 _ESCAPES = dict(zip("ntrabfveE", "\n\t\r\a\b\f\v\x1b\x1b", strict=True))
 _CODE = re.compile(r"x([0-9A-Fa-f]{1,2})|u([0-9A-Fa-f]{1,4})|U([0-9A-Fa-f]{1,8})|([0-7]{1,3})")
@@ -48,8 +48,8 @@ class TypedLine(NamedTuple):
     Attributes:
         words: the complete words, unquoted; the first is the name of the command.
         last: the word at the cursor, unquoted; empty if none has begun.
-        quote: the open quote in it: ``'``, ``"`` or ``$'``; empty if none.
-        kept: the part of ``last`` that bash does not replace.
+        quote: the open quote in ``last``: ``'``, ``"`` or ``$'``; empty if none.
+        kept: the beginning of ``last`` that bash does not replace.
     """
 
     words: list[str]
@@ -60,11 +60,11 @@ class TypedLine(NamedTuple):
 
 def split(text: str, breaks: str = "", fish: bool = False) -> TypedLine:
     """
-    Parse a line.
+    Parse a line up to the cursor.
 
     Args:
-        breaks: characters after which, unless quoted, bash begins to replace ($COMP_WORDBREAKS).
-        fish: the rules of fish, whose quotes have escapes.
+        breaks: characters ($COMP_WORDBREAKS); bash replaces only what follows the last unquoted one of them.
+        fish: whether to apply the rules of fish, whose quotes have escapes.
     """
     words: list[str] = []
     last = quote = broken = opened = ""
@@ -100,7 +100,7 @@ def split(text: str, breaks: str = "", fish: bool = False) -> TypedLine:
 
 
 def _escaped(text: str, at: int, quote: str, fish: bool) -> tuple[str, int]:
-    """Return the character of an escape, and the position after it."""
+    """Return the character that an escape stands for, and the position after the escape."""
     if at == len(text):
         return "", at
     char = text[at]
@@ -113,7 +113,7 @@ def _escaped(text: str, at: int, quote: str, fish: bool) -> tuple[str, int]:
         if char in _ESCAPES:
             return _ESCAPES[char], at + 1
     if char == "\n":
-        return "", at + 1  # the line continues
+        return "", at + 1  # an escaped line break continues the line
     special = {"'": "\\'", '"': '\\"$' if fish else '\\"$`'}.get(quote)
     if special is not None and char not in special:
         return "\\" + char, at + 1
@@ -125,8 +125,8 @@ def for_bash(value: str, quote: str, ended: bool) -> str:
     Return a value quoted for bash.
 
     Args:
-        quote: the open quote before it.
-        ended: whether nothing will be added to it, so that the quote can be closed.
+        quote: the quote that is open before the value, or "".
+        ended: whether to close the quote after the value, since nothing will follow.
     """
     add = {"": _bare, "'": _in_single, '"': _in_double, "$'": _in_ansi}[quote]
     return "".join(map(add, value)) + (quote[-1:] if ended else "")
@@ -147,7 +147,7 @@ def _in_single(char: str) -> str:
 def _in_double(char: str) -> str:
     if char in '\\"$`':
         return f"\\{char}"
-    if char == "!":  # which an escape would not protect from the history
+    if char == "!":  # a backslash in double quotes does not stop history expansion
         return '"\\!"'
     return char if char.isprintable() else f"\"$'{_in_ansi(char)}'\""
 
@@ -162,15 +162,15 @@ def _in_ansi(char: str) -> str:
 
 # The scripts for bash, zsh and fish, and the format of the answers.
 #
-# click's own scripts pass words that the shell has split at colons, with their quotes; so no name after
-# ``ALIAS:``, and none with a space, could be completed. These scripts pass the line up to the cursor as
-# typed, and this module parses it. Errors print nothing, since the user is typing.
+# click's own scripts pass words with their quotes, split at colons by the shell; so they could complete no
+# name after ``ALIAS:``, and no name with a space. The scripts here pass the line up to the cursor as typed,
+# and this module parses it. No errors are printed, since the user is typing.
 
 LINE = "_PIPEGRID_LINE"
-"""An environment variable: the command up to the cursor, as typed."""
+"""The environment variable that contains the command line up to the cursor, as typed."""
 
 BREAKS = "_PIPEGRID_BREAKS"
-"""An environment variable: bash's $COMP_WORDBREAKS."""
+"""The environment variable that contains bash's $COMP_WORDBREAKS."""
 
 _BASH = """\
 %(complete_func)s() {
@@ -249,32 +249,34 @@ complete --no-files --command %(prog_name)s --arguments '(%(complete_func)s)'
 
 
 class _Shell(ShellComplete):
-    """The common part of all shells."""
+    """The code that the classes for all shells share."""
 
     def line(self) -> TypedLine:
-        """Return the typed line, from the environment that the script sets."""
+        """Return the typed line, parsed from the environment variable that the script sets."""
         return split(os.environ.get(LINE, ""))
 
     def complete(self) -> str:
-        """Return the answer; empty after any error."""
+        """Return the answer to the shell's script; empty after any error."""
         try:
             line = self.line()
             return self.answer(line, self._items(line))
-        except Exception:  # the command itself reports a broken configuration
+        except Exception:  # a broken configuration is reported when the command runs
             return ""
 
     def answer(self, line: TypedLine, items: list[CompletionItem[Any]]) -> str:
-        """Return items in the format of the shell's script."""
+        """Return completions in the format that the shell's script reads."""
         raise NotImplementedError
 
     def _items(self, line: TypedLine) -> list[CompletionItem[Any]]:
         names = [os.path.basename(word) for word in line.words]
-        begin = names.index(self.prog_name) if self.prog_name in names else 0  # after sudo, nice...
-        # Unlike the shell, ignore which of them are quoted; that matters only for a directory named ~.
+        # Another command, such as sudo, may precede the program's name.
+        begin = names.index(self.prog_name) if self.prog_name in names else 0
+        # Unlike the shell, expand ``~`` and variables in quoted words, too; that matters only for names such
+        # as a directory ~.
         words = [os.path.expandvars(os.path.expanduser(word)) for word in line.words[begin + 1 :]]
         items = self.get_completions(words, line.last)
         option, found, _ = line.last.partition("=")
-        if found and line.last.startswith("-"):  # click leaves out the option before the value
+        if found and line.last.startswith("-"):  # click returns the value without the option
             for item in items:
                 if item.type == "plain" and not str(item.value).startswith(f"{option}="):
                     item.value = f"{option}={item.value}"
@@ -282,7 +284,10 @@ class _Shell(ShellComplete):
 
 
 class Bash(_Shell):
-    """bash 4.4 and later; it replaces the text after the last ``:`` or ``=``, and quotes nothing."""
+    """
+    Completion for bash 4.4 and later, which replaces the text after the last ``:`` or ``=``, and quotes
+    nothing.
+    """
 
     name = "bash"
     source_template = _BASH
@@ -303,7 +308,7 @@ class Bash(_Shell):
 
 
 class Zsh(_Shell):
-    """zsh, which quotes the text it inserts."""
+    """Completion for zsh, which quotes the text it inserts."""
 
     name = "zsh"
     source_template = _ZSH
@@ -314,7 +319,7 @@ class Zsh(_Shell):
 
 
 class Fish(_Shell):
-    """fish, which quotes the text it inserts, and reads one name per line."""
+    """Completion for fish, which quotes the text it inserts, and reads one name per line."""
 
     name = "fish"
     source_template = _FISH
@@ -328,45 +333,47 @@ class Fish(_Shell):
             kind, value = _kind(item), str(item.value)
             if kind in ("file", "dir"):
                 lines.append(kind)
-            elif value.isprintable():  # other names do not fit on a line
+            elif value.isprintable():  # other names may contain line breaks
                 lines.append(f"+{value}" + (f"\t{item.help}" if item.help else ""))
         return "".join(f"{each}\n" for each in lines)
 
 
 def _kind(item: CompletionItem[Any]) -> str:
-    """Return click's type of an item; ``open`` if it is incomplete."""
+    """
+    Return click's type of a completion; ``open`` if more text must follow, as after a directory's slash.
+    """
     if item.type == "plain" and str(item.value).endswith(("/", ":")):
         return "open"
     return item.type
 
 
 def script(shell: str) -> str:
-    """Return the script that makes bash, zsh or fish complete the commands."""
+    """Return the script with which bash, zsh or fish completes pipegrid's commands."""
     kind = {each.name: each for each in (Bash, Zsh, Fish)}[shell]
     return kind(Command("pipegrid"), {}, "pipegrid", COMPLETION).source()
 
 
 def answer_shells() -> None:
-    """Register these shells with click."""
+    """Register the classes for bash, zsh and fish with click, in place of click's own."""
     for each in (Bash, Zsh, Fish):
         add_completion_class(each)
 
 
 # Completion of names on a grid: aliases, and the entries of a directory.
 #
-# The user waits, and has not run anything yet. So a directory is read as ``ls`` reads it, no grid is made
-# if none is configured, and errors are not reported. After ``LIMIT_S``, or if a directory is too large,
-# nothing is offered.
+# The user waits, and has not run a command yet. So a directory is read as ``ls`` reads it, no grid is made if
+# none is configured, and errors are not reported. After ``LIMIT_S``, or if a directory is too large, no
+# completions are offered.
 
 LIMIT_S = 2.0
 MAX_NAMES = 300
 MAX_DIRECTORY_BYTES = 4 << 20
-"""Some 10,000 entries."""
+"""The largest directory that is read; it has about 10,000 entries."""
 
 
 def on_grid(invocation: Invocation, text: str) -> list[CompletionItem[str]]:
     """
-    Return the completions on a grid.
+    Return completions for an argument that names an object on a grid.
 
     Args:
         invocation: gives the client's directory, and runs jobs with a grid.
@@ -383,12 +390,12 @@ def on_grid(invocation: Invocation, text: str) -> list[CompletionItem[str]]:
         return []
 
     if not _is_in_run(head, home):
-        grid_paths.parse_here(head, home)  # nothing is opened for a mistake
+        grid_paths.parse_here(head, home)  # raises an error before a grid is opened
     return _items(head, _read(invocation, head), begun)
 
 
 def _is_in_run(path: str, home: Path) -> bool:
-    """Return whether a path is ``NAME@TIME:some/path``, and not below an alias."""
+    """Return whether a path is ``NAME@TIME:some/path``, and does not begin with an alias."""
     if "@" not in path:
         return False
     from pipegrid.tree.backup import run_paths
@@ -397,7 +404,9 @@ def _is_in_run(path: str, home: Path) -> bool:
 
 
 def _run_end(text: str) -> int:
-    """Return where ``NAME@TIME:`` ends in text; 0: it does not begin so."""
+    """
+    Return the position after ``NAME@TIME:`` at the beginning of a text; 0 if the text has no such beginning.
+    """
     if "@" not in text:
         return 0
     from pipegrid.tree.backup import run_paths
@@ -406,7 +415,10 @@ def _run_end(text: str) -> int:
 
 
 def anywhere(invocation: Invocation, text: str) -> list[CompletionItem[str]]:
-    """Return the completions on a grid or this machine; the shell completes text that cannot be an alias."""
+    """
+    Return completions for an argument that names an object on a grid or a local file; the shell completes
+    text that cannot begin with an alias.
+    """
     here = [CompletionItem(text, type="file")]
     if text.startswith(CAP_STARTS):
         return on_grid(invocation, text) or here
@@ -429,7 +441,7 @@ def anywhere(invocation: Invocation, text: str) -> list[CompletionItem[str]]:
 
 
 def aliases(invocation: Invocation, begun: str, end: str = ":") -> list[CompletionItem[str]]:
-    """Return the aliases that begin so, each followed by ``end``."""
+    """Return the aliases that begin with ``begun``, each followed by ``end``."""
     try:
         found = tree_aliases.read_aliases(invocation.grid_directory)
     except UsageError:
@@ -438,9 +450,9 @@ def aliases(invocation: Invocation, begun: str, end: str = ":") -> list[Completi
 
 
 def _items(head: str, names: Iterable[str], begun: str) -> list[CompletionItem[str]]:
-    """Return the names that begin so, each as a value of the argument."""
+    """Return the names that begin with ``begun`` as completions, with ``head`` before each."""
     found = sorted(each for each in names if each.startswith(begun) and _can_be_typed(each))
-    if len(found) > MAX_NAMES:  # keep the last one: first and last show the common beginning of all
+    if len(found) > MAX_NAMES:  # the first and last name show the common beginning of all
         found = [*found[: MAX_NAMES - 1], found[-1]]
     return [CompletionItem(head + each) for each in found]
 
@@ -450,7 +462,10 @@ def _can_be_typed(name: str) -> bool:
 
 
 def _read(invocation: Invocation, path: str) -> list[str]:
-    """Return the names in a directory, those of directories with a slash; none after an error."""
+    """
+    Return the names in a directory on the grid, those of directories followed by a slash; none after an
+    error.
+    """
     found: list[str] = []
 
     async def work(grid: Grid, _: Console) -> int:
@@ -474,7 +489,7 @@ def _read(invocation: Invocation, path: str) -> list[str]:
 
     signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
     signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
-    # Only the directory matters: a completion writes no trace, and prints nothing.
+    # Only the directory's options are used: a completion writes no trace, and prints no messages.
     bare = Invocation(Console(None, None, io.StringIO()))
     bare.base_directory, bare.grid = invocation.base_directory, invocation.grid
     if invocation.run_job is not None:

@@ -1,9 +1,9 @@
 """
 Options of a command from the environment, and from the sections ``[backup NAME]`` of ``pipegrid.cfg``.
 
-The names are those of the options themselves, so that every option has its variable and its setting:
-``--limit-rate`` is ``PIPEGRID_BACKUP_LIMIT_RATE``, and ``limit-rate`` in a section. The command line counts
-more than the environment, and the environment more than the file. Everything is parsed before anything runs.
+Every option has a variable and a setting, named after the option: ``--limit-rate`` is
+``PIPEGRID_BACKUP_LIMIT_RATE``, and ``limit-rate`` in a section. The command line takes precedence over the
+environment, and the environment over the file. Everything is parsed before any backup runs.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from pipegrid.errors import UsageError
 from pipegrid.grid import client_paths, strict_config, tor_socks_settings
 
 DIRECTORIES = ("directory", "directories")
-"""The settings of a section that are no options: what is stored, one path on each line."""
+"""The settings of a section that are not options: the directories to store, one path per line."""
 
 _SELECTING = ("every", "configured", "list_configured")
-"""Parameters that choose sections, and so are no settings of one."""
+"""Parameters that choose sections, and so cannot be settings of a section."""
 
 _STREAMS = ("stdin", "from_command")
-"""Parameters that are on the command line alone: a section stores directories."""
+"""Parameters that only the command line may have, since a section stores directories."""
 
 configured_options = all_of(
     click.option(
@@ -58,24 +58,24 @@ configured_options = all_of(
         help="Run all backups in pipegrid.cfg, one after the other, whatever each one's outcome.",
     ),
 )
-"""The options of a ``ConfiguredCommand``, which it handles itself."""
+"""The options that every ``ConfiguredCommand`` has and handles itself."""
 
 
 NAME_VARIABLE = "PIPEGRID_BACKUP_NAME"
-"""Tells a command that ``backup`` runs which backup it was; it sets no option."""
+"""The variable with the name of the backup, for the hooks that ``backup`` runs; it sets no option."""
 
 ARGUMENTS_VARIABLE = "PIPEGRID_BACKUP_ARGUMENTS"
-"""In the unit of systemd, and the file that it reads: the command line of ``backup``."""
+"""The variable with the command line of ``backup``, in systemd's unit and the unit's environment file."""
 
 
 class BackupSection(NamedTuple):
     """
-    One ``[backup NAME]``.
+    A section ``[backup NAME]`` of ``pipegrid.cfg``.
 
     Attributes:
-        directories: what is stored; arguments of the command.
-        values: by the names of parameters.
-        where: the file, line and setting of each, for errors.
+        directories: the directories to store; they become arguments of the command.
+        values: the settings, by the names of parameters.
+        where: the file, line and name of each setting, for errors; "": those of the section.
     """
 
     name: str
@@ -85,15 +85,15 @@ class BackupSection(NamedTuple):
 
 
 class ConfiguredCommand(click.Command):
-    """A command whose options may also be in the environment, and in sections of ``pipegrid.cfg``."""
+    """A command whose options may also be set in the environment, and in sections of ``pipegrid.cfg``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """
-        Parse the command line, and the settings that add to it.
+        Parse the command line, and the variables or sections that set further options.
 
         Raises:
-            click.UsageError: of the command line, or of a setting, with its place.
-            UsageError: of a section.
+            click.UsageError: the command line or a setting is invalid; the message names the setting's place.
+            UsageError: a section or variable is invalid.
         """
         invocation = ctx.find_object(Invocation)
         if ctx.resilient_parsing or invocation is None:
@@ -119,10 +119,10 @@ class ConfiguredCommand(click.Command):
         job = ctx.meta.pop(_JOB, None)
         return super().invoke(ctx) if job is None else job
 
-    # The options, by their long names.
+    # Access to options by their long names.
 
     def _settable(self) -> dict[str, click.Option]:
-        """Return the options that a section or variable may have, by name."""
+        """Return the options that a section or an environment variable may set, by their long names."""
         others = {param.name for param in _params_of(common_options)}.union(_SELECTING, _STREAMS)
         found = {}
         for param in self.params:
@@ -132,7 +132,7 @@ class ConfiguredCommand(click.Command):
         return found
 
     def _environment(self, environment: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-        """Return the values of variables, and the variable of each."""
+        """Return the values of options that are in the environment, and the name of the variable of each."""
         values, where = {}, {}
         known: set[str] = set()
         for name, param in self._settable().items():
@@ -146,9 +146,9 @@ class ConfiguredCommand(click.Command):
         return values, where
 
     def _check_variables(self, environment: Mapping[str, str], known: Collection[str]) -> None:
-        """Refuse a variable that has the form of an option's and is none: an option would be missing."""
+        """Refuse a variable that looks like an option's but sets no option, as with a misspelt name."""
         start = f"PIPEGRID_{self.name}_".upper()
-        # A command that 'backup' runs may run another 'backup'; and units of systemd pass all they have.
+        # A hook of 'backup' may run another 'backup', and units of systemd pass on all their variables.
         others = (NAME_VARIABLE, ARGUMENTS_VARIABLE)
         for variable, text in environment.items():
             if variable.startswith(start) and text and variable not in (*known, *others):
@@ -173,7 +173,8 @@ class ConfiguredCommand(click.Command):
                 param.handle_parse_result(ctx, given, rest)
         named = tuple(given.get("configured") or ())
         arguments = [given.get(each.name) for each in params if isinstance(each, click.Argument)]
-        # Where none was given, click's parser has None, an empty tuple, or an object of its own.
+        # For an argument that was not given, click's parser has None, an empty tuple, or an object of its
+        # own.
         if rest or any(isinstance(each, (str, tuple, list)) and each for each in arguments):
             raise click.UsageError("what is stored is in pipegrid.cfg; give no DIR", ctx)
         if sum(map(bool, (given.get("every"), named, given.get("list_configured")))) > 1:
@@ -198,7 +199,7 @@ class ConfiguredCommand(click.Command):
     def _context(
         self, ctx: click.Context, invocation: Invocation, args: list[str], section: BackupSection
     ) -> tuple[click.Context, Invocation]:
-        """Return the parsed options of one section, with its own limits."""
+        """Return the parsed options of one section: the command's context, and the global options."""
         own = copy.copy(invocation)
         own.places = section.where
         stored = ["--", *section.directories] if section.directories else []
@@ -213,7 +214,9 @@ class ConfiguredCommand(click.Command):
         return context, own
 
     def _check_names(self, made: Sequence[tuple[str, click.Context, Invocation]]) -> None:
-        """Refuse two sections that store under one name, as with a name on the command line."""
+        """
+        Refuse two sections that store backups of the same name, which ``--as`` on the command line may cause.
+        """
         param = self._settable().get("as")
         seen: dict[str, str] = {}
         for section, context, _ in made:
@@ -228,10 +231,10 @@ class ConfiguredCommand(click.Command):
 
     def _sections(self, invocation: Invocation, named: Sequence[str]) -> list[BackupSection]:
         """
-        Return the sections of these names, or all.
+        Return the sections with the given names, or all sections.
 
         Raises:
-            UsageError: there is none, or a setting is wrong, in whatever section.
+            UsageError: a section does not exist, or a setting in any section is wrong.
         """
         path, parser = strict_config.read_config(invocation.grid_directory)
         if path.name == client_paths.TAHOE_CONFIG_NAME:
@@ -282,7 +285,7 @@ class ConfiguredCommand(click.Command):
         names = settable.get("as")
         if names is not None and names.name is not None:
             said = values.get(names.name, ())
-            if all(":" in each for each in said):  # paths, and no name
+            if all(":" in each for each in said):  # only paths, and no name
                 values[names.name] = (name, *said)
         return BackupSection(name, tuple(directories), values, where)
 
@@ -291,7 +294,7 @@ _JOB = "pipegrid.configured.job"
 
 
 def _check_input(made: Sequence[tuple[str, click.Context, Invocation]]) -> None:
-    """Refuse two sections that read standard input: the second would find nothing."""
+    """Refuse two sections that both read standard input: the second would read nothing."""
     reading = [
         section
         for section, context, _ in made
@@ -307,7 +310,7 @@ def _check_input(made: Sequence[tuple[str, click.Context, Invocation]]) -> None:
 
 @contextmanager
 def _of_section(section: BackupSection) -> Iterator[None]:
-    """Name the section in errors of the command, except where they name a setting."""
+    """Name the section in errors that the command raises, unless the error names a setting already."""
     try:
         yield
     except click.MissingParameter as error:
@@ -337,10 +340,10 @@ def _lines(text: str, where: str) -> list[str]:
 
 def _value(param: click.Option, text: str, where: str, base: Path | None) -> Any:
     """
-    Return the value of a setting, as click takes it from a command line.
+    Return the value of a setting, in the form in which click takes it from a command line.
 
     Args:
-        base: the directory of the file, to which paths are relative; None: the working directory.
+        base: the directory to which paths are relative, that of the file; None: the working directory.
     """
     lines = _lines(text, where)
     if param.is_flag:
@@ -367,13 +370,13 @@ def _list(console: Console, sections: Sequence[BackupSection]) -> ExitStatus:
 
 class SectionsJob(GridJob):
     """
-    Several backups, one after the other; each opens the grid with its own limits.
+    A job that runs several backups, one after the other; each opens the grid with its own limits.
 
     Args:
-        jobs: name, job and options of each.
+        jobs: the name, job and options of each backup.
     """
 
-    asks_servers = False  # each of them does, when its turn comes
+    asks_servers = False  # each backup connects when it begins
 
     def __init__(self, jobs: Sequence[tuple[str, GridJob, Invocation]]) -> None:
         self._jobs = jobs
@@ -381,7 +384,7 @@ class SectionsJob(GridJob):
     async def run(
         self, invocation: Invocation, reactor: Any, open_grid: command_job.OpenGrid
     ) -> int:
-        """Run them; the status is the worst of all."""
+        """Run the backups; return the worst status."""
         console = invocation.console
         statuses: dict[str, ExitStatus] = {}
         for name, job, own in self._jobs:

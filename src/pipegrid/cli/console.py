@@ -1,7 +1,7 @@
 """
 The streams of a command: results on stdout, messages and progress on stderr, and input from stdin.
 
-They are arguments, so that tests need no process of their own.
+The streams are arguments, so that tests can run commands in their own process.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from pipegrid.disk.interruptible_pipe_writes import (
 )
 from pipegrid.errors import SinkError, SourceError
 
-TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # instead of the import from ``typing``, which is slow
 if TYPE_CHECKING:
     from typing import Any, BinaryIO, TextIO
 
 CLOSED = "standard output is closed; redirect it, if only to /dev/null"
 
 _GATHERED_BYTES = 64 << 10
-"""The size of results that are printed together."""
+"""How many bytes of results are collected before they are printed together."""
 NO_TEXT = (
     "this file is not text, and would disturb the terminal; write it to a file with '-o FILE', or to the "
     "terminal with '-o -'"
 )
 _LOOKED_AT_BYTES = 4096
 """
-The beginning of each piece that is checked. A zero byte in it means that it is not text, as for other
-programs.
+How many bytes at the beginning of each written piece are checked. If a zero byte is among them, the piece is
+not text; other programs apply the same rule.
 """
 
 
@@ -51,19 +51,19 @@ class ResultStream(io.BufferedIOBase):
     Standard output, with a record of failures.
 
     Attributes:
-        abandoned: the reader closed its end (``pipegrid get CAP | head -c 100``), or stopped reading and
-            the command was interrupted.
-        failed: writing to it has failed with an error.
-        wants_text: anything but text is refused, since it could make the terminal unusable.
-        reached_terminal: text was sent through a pipe, whose reader may show it on the terminal.
-        before_text: called once before that happens; the progress bar is then removed for good.
-        reader_left: ``abandoned`` because the reader closed its end.
+        abandoned: the reader has closed its end (``pipegrid get CAP | head -c 100``), or the command was
+            interrupted while the reader did not read.
+        failed: writing to standard output has failed with an error.
+        wants_text: whether to refuse anything but text, which could make the terminal unusable.
+        reached_terminal: text was written to a pipe, whose reader may show it on the terminal.
+        before_text: called once before such text is written; it removes the progress bar for good.
+        reader_left: the reader has closed its end.
     """
 
     written_in_reactor = True
     """
-    For the library: only a write in the main thread can be interrupted by a signal while it waits for a
-    reader.
+    Asks PipeGrid's library to write in the main thread: only there can a signal interrupt a write that waits
+    for a reader.
     """
 
     def __init__(self, stream: BinaryIO | None) -> None:
@@ -76,23 +76,24 @@ class ResultStream(io.BufferedIOBase):
         self.reader_left = False
 
     name = "standard output"
-    """For errors, as files from ``open`` have it."""
+    """The name of the stream for errors; files from ``open`` also have this attribute."""
 
     def isatty(self) -> bool:
-        """Return whether it is a terminal."""
+        """Return whether standard output is a terminal."""
         return self._stream is not None and self._stream.isatty()
 
     def writable(self) -> bool:
-        """Return True also after failures: the failed write has the reason."""
+        """Return True, even after failures: a later write raises the error that says why it fails."""
         return True
 
     def write(self, data: Any, /) -> int:
         """
-        Write all of data.
+        Write all of the data.
 
         Raises:
             BrokenPipeError: the reader closed its end.
-            SinkError: standard output is closed, its disk is full, or data is not text as required.
+            SinkError: standard output is closed, its disk is full, or the data is not text although it must
+                be.
         """
         if self._stream is None:
             self.failed = True
@@ -102,7 +103,7 @@ class ResultStream(io.BufferedIOBase):
             self.failed = True
             raise SinkError(NO_TEXT)
         if not self.reached_terminal and writes_to_pipe(self._stream):
-            # From a pipe, ``tee`` or ``less`` may show text on the terminal.
+            # ``tee`` or ``less`` may read the pipe and show the text on the terminal.
             self.reached_terminal = b"\0" not in bytes(view[:_LOOKED_AT_BYTES])
             if self.reached_terminal and self.before_text is not None:
                 self.before_text()
@@ -113,10 +114,10 @@ class ResultStream(io.BufferedIOBase):
 
     def flush(self) -> None:
         """
-        Flush the stream; raises as ``write`` does, unless that has raised already.
+        Flush the stream; raises the errors of ``write``, but not after an earlier failure.
 
-        Python calls it once more when it deletes the object, perhaps after the stream was closed, and from
-        3.14 on prints what it raises then.
+        Python calls this once more when it deletes the object, perhaps after the stream was closed; from 3.14
+        on, Python prints errors of that call.
         """
         if self._stream is None or self._stream.closed:
             return
@@ -125,7 +126,9 @@ class ResultStream(io.BufferedIOBase):
                 return
 
     def _guard(self, act: Callable[[BinaryIO], int]) -> int:
-        """Call ``act``, after waiting until it writes something; return its result."""
+        """
+        Call ``act``; if it writes nothing, wait until the stream accepts data; return how much was written.
+        """
         assert self._stream is not None
         try:
             with interruptible(self._stream.fileno):
@@ -139,7 +142,7 @@ class ResultStream(io.BufferedIOBase):
         except OSError as error:
             self.failed = True
             raise SinkError(f"cannot write to standard output: {error.strerror}") from error
-        except BaseException:  # ended while no process read it: the rest would block again
+        except BaseException:  # interrupted while the pipe was full: a write would block again
             self.abandoned = True
             raise
 
@@ -170,33 +173,35 @@ class Console:
 
     @property
     def shows_progress(self) -> bool:
-        """Whether a progress bar is wanted and would be visible on a terminal."""
+        """Whether a progress bar is wanted, and stderr is a terminal that can show one."""
         if self.verbosity < 0 or self.results.reached_terminal or not self.stderr.isatty():
             return False
         return os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
 
     def get_ready(self) -> None:
-        """Load the modules that results will need."""
+        """Load the modules that printing results will need."""
         if self.json:
             import json  # noqa: F401
 
     def result(self, text: str, fields: dict[str, Any]) -> None:
-        """Print one result: text for people, or its documented fields with ``--json``."""
+        """Print one result: ``text`` for people, or with ``--json`` the fields that the docs describe."""
         self._print(self._line(text, fields))
 
     def result_once(self, text: str, fields: dict[str, Any]) -> None:
-        """Print one result, but not the same text as the last time."""
+        """
+        Print one result, unless its text is the same as in the last call; with ``--json``, print it always.
+        """
         if self.json or text != self._said_once:
             self._said_once = text
             self.result(text, fields)
 
     def json_result(self, fields: dict[str, Any]) -> None:
-        """Print one result with ``--json``; nothing otherwise."""
+        """Print one result if ``--json`` is given; otherwise print nothing."""
         if self.json:
             self.result("", fields)
 
     def results_of(self, rows: Iterable[tuple[str, dict[str, Any]]]) -> None:
-        """Print many results together; one write for each took much of a listing's time."""
+        """Print many results together, since a write for each would take much of the time of a listing."""
         lines = bytearray()
         for text, fields in rows:
             lines += self._line(text, fields)
@@ -209,7 +214,7 @@ class Console:
     def _line(self, text: str, fields: dict[str, Any]) -> bytes:
         if self.json:
             return _json_line(fields)
-        # A path may contain bytes that are not text; they are printed unchanged.
+        # A path may contain bytes that are not UTF-8; they are printed unchanged.
         return harmless(text).encode("utf-8", "surrogateescape") + b"\n"
 
     def _print(self, lines: bytes | bytearray) -> None:
@@ -218,29 +223,33 @@ class Console:
             self.results.flush()
 
     def say(self, text: str) -> None:
-        """Print a message for the user, unless quiet."""
+        """Print a message for the user, unless ``-q`` is given."""
         if self.verbosity >= 0:
             self._prose(text)
 
     def note(self, text: str) -> None:
-        """Print a message that names the program, unless quiet."""
+        """Print a message that begins with the program's name, unless ``-q`` is given."""
         self.say(f"pipegrid: {text}")
 
     def fault(self, text: str) -> None:
-        """Print such a message about an error that counts in the exit status, even if quiet."""
+        """
+        Print a message that begins with the program's name, even with ``-q``: an error that changes the exit
+        status.
+        """
         self._prose(f"pipegrid: {text}")
 
     def detail(self, text: str) -> None:
-        """Print a detail, only with ``-v``."""
+        """Print a detail if ``-v`` is given."""
         if self.verbosity > 0:
             self._prose(text)
 
     def complain(self, error: BaseException, about: str = "") -> ExitStatus:
         """
-        Print an error, in one sentence; with ``-v``, the traceback first.
+        Print an error in one sentence; with ``-v``, print the traceback before.
 
         Args:
-            about: the name of the item, such as a file, if the error may not have it.
+            about: the name of the item that failed, such as a file; added if the sentence does not contain
+                it.
 
         Returns:
             The exit status for the error.
@@ -248,7 +257,7 @@ class Console:
         if self.results.reader_left and isinstance(error, BrokenPipeError):
             return ExitStatus.FAILED
         if self.verbosity > 0:
-            import traceback  # only some runs need it
+            import traceback  # imported here, since it is rarely needed
 
             self._prose("".join(traceback.format_exception(error)).rstrip())
         text = sentence(error)
@@ -266,26 +275,29 @@ class Console:
         **more: Any,
     ) -> ExitStatus:
         """
-        Print the error of one of several items, as ``complain`` does, and in JSON if wanted.
+        Print the error of one of several items, as ``complain`` does, and with ``--json`` also as a result.
 
         Args:
+            about: the name of the item.
             fields: the JSON fields that identify the item.
-            one_of_several: whether it is one of several arguments: then the status is 1 where it would be 2
-                for it alone, since the command line as a whole was valid.
-            more: further JSON fields, after the error.
+            one_of_several: whether the item is one of several arguments; then status 1 replaces 2, since the
+                command line as a whole was valid.
+            more: JSON fields to add after the error.
         """
-        if self.results.reader_left:  # the reader has closed its end, so the command stops
+        if self.results.reader_left:  # this error ends the command
             raise BrokenPipeError
         status = self.complain(error, about)
         if one_of_several and status == ExitStatus.USAGE:
             status = ExitStatus.FAILED
-        if self.results.failed:  # its error is reported separately
+        if self.results.failed:  # the error of standard output is reported separately
             return status
         self.json_result({**fields, "error": sentence(error), "exit_status": int(status), **more})
         return status
 
     def print_within(self, aside: Callable[[], AbstractContextManager[None]] | None) -> None:
-        """Print every line, result or message, within this context, so that a progress bar can be hidden."""
+        """
+        Print every following result and message within this context, which can hide a progress bar meanwhile.
+        """
         self._aside = aside or nullcontext
 
     def _prose(self, text: str) -> None:
@@ -295,27 +307,27 @@ class Console:
                 self.stderr.write(data + "\n")
                 self.stderr.flush()
         except (OSError, ValueError):
-            pass  # stderr is closed too; the exit status remains
+            pass  # stderr is closed, so only the exit status can report errors
 
 
 def _names(text: str, about: str) -> bool:
-    """Return whether a sentence contains a name; the word 'a' in it does not count for a file ``a``."""
+    """Return whether a sentence contains a name; for a file ``a``, the word 'a' does not count."""
     if about not in text:
         return False
     import re
 
     name = re.escape(about)
-    if len(about) < 8:  # as a path, in quotes, or before a colon
+    if len(about) < 8:  # at a path's end, in quotes, or before a colon
         name = rf"/{name}(?!\w)|'{name}'|(?<![\w.]){name}:"
     return re.search(name, text) is not None
 
 
 def _json_line(fields: dict[str, Any]) -> bytes:
-    """Return an object as a line of valid UTF-8, whatever bytes a path in it has."""
+    """Return an object as a line of valid UTF-8 JSON, even if a path in it is not UTF-8."""
     plain = plain_json(fields)
     if plain is not None:
         return plain
-    import json  # some runs never need it, others only at the end
+    import json  # imported here, since many runs do not need it
 
     try:
         text = json.dumps(fields, ensure_ascii=False, allow_nan=False)
@@ -325,7 +337,7 @@ def _json_line(fields: dict[str, Any]) -> bytes:
         fields = _finite(fields)
         text = json.dumps(fields, ensure_ascii=False)
     try:
-        if not text.isprintable():  # JSON does not escape all control characters of terminals
+        if not text.isprintable():  # JSON leaves some control characters
             text = json.dumps(fields)
         line = text.encode("utf-8")
     except UnicodeEncodeError:  # a byte 0xff that is not text becomes the lone surrogate \udcff
@@ -334,7 +346,7 @@ def _json_line(fields: dict[str, Any]) -> bytes:
 
 
 def _finite(value: Any) -> Any:
-    """Return the value with null for numbers that JSON does not have."""
+    """Return the value with null instead of infinite numbers and NaN, which JSON does not have."""
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -342,29 +354,29 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
-# Standard input, and files that are read as a whole.
+# Standard input, and files that are read completely.
 
 
 class NoInput:
-    """Closed standard input; reading it raises an error."""
+    """A stream in place of closed standard input; reading it raises an error."""
 
     name = "standard input"
 
     def read(self, length: int = -1, /) -> bytes:
-        """Raise SourceError: standard input is closed."""
+        """Raise SourceError, since standard input is closed."""
         raise SourceError("cannot read standard input: it is closed")
 
 
 def read_given(path: str, stdin: BinaryIO | None, most: int) -> bytes:
     """
-    Return the content of a file, or its beginning.
+    Return the content of a file, at most its first ``most`` bytes.
 
     Args:
-        path: ``-`` is standard input.
+        path: the path of the file; ``-`` is standard input.
 
     Raises:
         SourceError: standard input is closed.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
         ValueError: the path is invalid.
     """
     if path != "-":
@@ -375,14 +387,14 @@ def read_given(path: str, stdin: BinaryIO | None, most: int) -> bytes:
 
 def read_whole(file: BinaryIO, most: int) -> bytes:
     """
-    Return the content of a stream, or its beginning, however long that takes.
+    Return the content of a stream, at most its first ``most`` bytes, after waiting for all of them.
 
-    Another program may have made standard input non-blocking: then a read returns only what has arrived, or
-    None.
+    Another program may have made standard input non-blocking: then one read returns only the bytes that have
+    arrived, or None.
     """
     try:
         waits = os.get_blocking(file.fileno())
-    except (OSError, ValueError):  # it has no descriptor
+    except (OSError, ValueError):  # the stream has no file descriptor
         waits = True
     if waits:
         return file.read(most)
@@ -400,12 +412,11 @@ def read_whole(file: BinaryIO, most: int) -> bytes:
 
 def source_of(path: str, stdin: BinaryIO | None) -> Any:
     """
-    Return the source for ``Grid.put`` of a file that a command names; it can stop waiting for a pipe or
-    terminal.
+    Return what to pass to ``Grid.put`` for a file on the command line: its path, or standard input.
 
     Args:
-        path: ``-`` is standard input.
-        stdin: None if it is closed.
+        path: the path of the file; ``-`` is standard input.
+        stdin: standard input, or None if it is closed.
     """
     if path != "-":
         return path
@@ -413,11 +424,11 @@ def source_of(path: str, stdin: BinaryIO | None) -> Any:
 
 
 MAX_LINES = 20
-"""Of one kind, on a screen; a file of ten shares has fewer problems, but ten thousand files may be given."""
+"""How many lines of one kind are shown: enough for the problems of one file, but few enough for a screen."""
 
 
 def say_some(console: Console, lines: Sequence[str]) -> None:
-    """Print the first of many lines, and how many more there are, which ``-v`` prints as well."""
+    """Print at most ``MAX_LINES`` lines, and how many more there are; with ``-v``, print all."""
     shown = len(lines) if console.verbosity > 0 or len(lines) <= MAX_LINES else MAX_LINES - 1
     for line in lines[:shown]:
         console.note(line)
@@ -427,11 +438,11 @@ def say_some(console: Console, lines: Sequence[str]) -> None:
 
 def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
     """
-    Return rows as lines with their columns aligned; the last of a row may have any length.
+    Return rows as lines with aligned columns; the last cell of each row may have any length.
 
     Args:
-        rows: may have different lengths.
-        right: numbers of the columns that are aligned at the right.
+        rows: the cells of each row; rows may have different numbers of cells.
+        right: the numbers of the columns to align at the right.
     """
     all_but_last = zip_longest(*(row[:-1] for row in rows), fillvalue="")
     widths = [max(map(len, column)) for column in all_but_last]
@@ -446,7 +457,10 @@ def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[
 
 
 def grouped(reasons: Sequence[str]) -> list[str]:
-    """Return each reason once, with all its servers, if their names are its first word."""
+    """
+    Return each reason once, with the names of all its servers; the first word of each given reason is a
+    server's name.
+    """
     servers: dict[str, list[str]] = {}
     for reason in reasons:
         name, _, rest = reason.partition(" ")

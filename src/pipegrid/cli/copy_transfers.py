@@ -1,4 +1,4 @@
-"""The work of ``cp``: from names on the command line to copied items."""
+"""The work of ``cp``: finds the items that a command line names, and copies them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 
 class CopyPrinter:
-    """Reports the copies from one source or ``several``; ``statuses`` has those of failures."""
+    """
+    Reports the outcome of copies, from ``several`` sources or only one; ``statuses`` are the exit statuses of
+    failures.
+    """
 
     def __init__(self, console: Console, several: bool) -> None:
         self._console = console
@@ -42,13 +45,18 @@ class CopyPrinter:
         self.statuses: set[ExitStatus] = set()
 
     def failed(self, label: str, error: Exception) -> None:
-        """Report that ``label`` is not copied, and why; add the error's exit status to ``statuses``."""
+        """
+        Report that the item ``label`` could not be copied, and why; add the error's exit status to
+        ``statuses``.
+        """
         fields = {"source": label}
         status = self._console.failed(error, printable(label), fields, self._several)
         self.statuses.add(status)
 
     def done(self, item: Item, how: str, cap: Cap | None) -> None:
-        """Report that ``item`` was copied, ``how``; the JSON line has its cap, null without one."""
+        """
+        Report that an item was copied, and how; the JSON line has the copy's cap, or null if it has none.
+        """
         self._console.detail(f"{printable(item.label)}: {how}")
         fields = {"source": item.label, "name": item.name, "outcome": how}
         self._console.json_result({**fields, "cap": None if cap is None else str(cap)})
@@ -63,14 +71,14 @@ async def store_copies(
     force: bool,
 ) -> ExitStatus:
     """
-    Copy to a place on the grid; returns the status.
+    Copy to a path on the grid; return the status.
 
     Args:
-        sources: each with whether it is on the grid itself.
+        sources: the sources, and for each whether it is on the grid.
 
     Raises:
         UsageError, CapError, NoSuchChild, ChildExists: the copy is not possible.
-        PipegridError: the grid failed.
+        PipegridError: an operation on the grid failed.
     """
     printer = CopyPrinter(console, several=len(sources) > 1)
     with progress_bar.ProgressBar(console, "cp") as progress:
@@ -103,7 +111,10 @@ async def store_copies(
 async def _copy_to(
     grid: Grid, copier: Copier, items: Sequence[Item], single: bool, target: str
 ) -> None:
-    """Copy items to the end of a path; ``single``: one file, which may get the name of the path."""
+    """
+    Copy items to the end of a path; ``single``: there is only one item, a file, to which the path may give a
+    name.
+    """
     import attrs
 
     root, names = await root_of(grid, target)
@@ -137,10 +148,11 @@ async def _items(
     failed: Callable[[str, Exception], None],
 ) -> tuple[list[Item], bool]:
     """
-    Return the items to copy, and whether they are the entries of a directory.
+    Return the items to copy, and whether any are the entries of a source that has no name.
 
     Args:
-        failed: gets the name of each of several sources that is not copied, and the reason.
+        failed: if there are several sources, is called with the name of each that cannot be copied, and the
+            reason.
 
     Raises:
         PipegridError: the only source cannot be copied.
@@ -182,7 +194,7 @@ async def _grid_item(grid: Grid, text: str) -> Item:
 
 
 async def _found(grid: Grid, text: str) -> tuple[directory.Child, str]:
-    """Return the object at a place, and its name; "" for a cap or alias alone."""
+    """Return the object at a path, and its name; the name is "" if the path is only a cap or an alias."""
     root, names = await root_of(grid, text)
     way = await directory.look_up(grid, root, names)
     if len(way) <= len(names):
@@ -218,11 +230,11 @@ async def fetch_copies(
     force: bool,
 ) -> ExitStatus:
     """
-    Copy from the grid to a local file or directory; returns the status.
+    Copy from the grid to a local file or directory; return the status.
 
     Raises:
         UsageError, NoSuchChild: the copy is not possible.
-        PipegridError: as ``get``, if there is only one file.
+        PipegridError: the only file could not be fetched, as with ``get``.
     """
     alone = len(sources) == 1
     printer = CopyPrinter(console, several=not alone)
@@ -249,7 +261,7 @@ async def _found_among(
     recursive: bool,
     failed: Callable[[str, Exception], None],
 ) -> list[tuple[directory.Child, str]]:
-    """Return the objects at some places, and their names; arguments and errors as of ``_items``."""
+    """Return the objects at several paths, and their names; arguments and errors are those of ``_items``."""
     found: list[tuple[directory.Child, str]] = []
     for number, source in enumerate(sources, 1):
         try:
@@ -274,7 +286,7 @@ async def _fetch(
     alone: bool,
     home: DirectoryFd,
 ) -> ExitStatus:
-    """Fetch one of several into a directory; report its failure, unless it is alone."""
+    """Fetch an object into a directory. Report its failure, or, if it is ``alone``, raise the error."""
     try:
         if child.kind == "directory":
             return await _fetch_directory(grid, console, child, place, force, home)
@@ -292,10 +304,10 @@ def _placed(
     failed: Callable[[str, Exception], None] | None,
 ) -> list[tuple[directory.Child, str]]:
     """
-    Return each with its local path; names that lead outside are refused.
+    Return each object with its local path; refuse names that lead outside the target.
 
     Args:
-        failed: as of ``_items``; None if there is only one source.
+        failed: see ``_items``; None if there is only one source.
     """
     taken: set[str] = set()
     result = []

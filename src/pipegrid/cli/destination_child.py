@@ -1,4 +1,4 @@
-"""The destination of commands that change directories: a directory, and a name in it."""
+"""Destinations of commands that change directories: a directory, and a name in it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 def is_on_grid(text: str) -> bool:
     """
-    Return whether an argument is a place on the grid, and not a local file.
+    Return whether an argument is a path on the grid, and not a local file.
 
-    It is if it is a cap or begins with an existing alias, or looks like that and no local file has this
-    name.
+    A path on the grid is a cap or begins with an existing alias. Text that only looks like one counts as well
+    if no local file has this name.
 
     Raises:
         UsageError: the aliases cannot be read.
@@ -39,7 +39,8 @@ def is_on_grid(text: str) -> bool:
 
 def alias_in(text: str) -> str:
     """
-    Return the alias that an argument names without its colon, if no file has that name; else "".
+    Return the alias that an argument probably means, if only the colon is missing and no file has that name;
+    else "".
 
     Raises:
         UsageError: the aliases cannot be read.
@@ -55,11 +56,12 @@ class GridDestination:
     A name in a mutable directory.
 
     Attributes:
-        directory: which has the name; if directories on the path are ``missing``, the last existing one.
+        directory: the directory for the name; if directories on the path are ``missing``, the last existing
+            one.
         there: the object that has this name now, or None.
-        path_caps: caps of the directories on the path, the last included.
-        missing: names of directories below ``directory`` to create.
-        ends_with_slash: whether the path says that the name is a directory's.
+        path_caps: the caps of the existing directories on the path, ``directory`` included.
+        missing: the names of the directories to create, each below the previous one.
+        ends_with_slash: whether the path ends with a slash, so that the name must be a directory's.
     """
 
     _grid: Grid
@@ -72,10 +74,10 @@ class GridDestination:
 
     async def reach(self) -> Directory:
         """
-        Return the directory of the name; missing directories are created.
+        Return the directory for the name, after creating missing directories.
 
         Raises:
-            PipegridError: as ``make_directories``.
+            PipegridError: see ``make_directories``.
         """
         if not self.missing:
             return self.directory
@@ -84,15 +86,15 @@ class GridDestination:
 
     def check_free(self, force: bool, cap: Cap | None = None) -> None:
         """
-        Check that the name may be used.
+        Check that a new object may get the name.
 
         Args:
-            cap: of the new object, if it is known.
+            cap: the cap of the new object, if it is known.
 
         Raises:
-            NoSuchChild: as of ``check_kind``.
-            ChildExists: an object has the name and must not be replaced, or it is another mutable
-                directory, whose only write cap may be in this entry.
+            NoSuchChild: see ``check_kind``.
+            ChildExists: an object has the name and must not be replaced, or is another mutable directory,
+                whose only write cap may be in this entry.
         """
         self.check_kind(cap)
         there = self.there
@@ -110,10 +112,10 @@ class GridDestination:
 
     def check_kind(self, cap: Cap | None = None) -> None:
         """
-        Check that a path with a slash at its end leads to a directory.
+        Check that a path that ends with a slash leads to a directory.
 
         Raises:
-            NoSuchChild: it does not, and the new object is not a directory.
+            NoSuchChild: neither the existing object nor the new one is a directory.
         """
         is_directory = self.there is not None and self.there.kind == "directory"
         if self.ends_with_slash and not (is_directory or isinstance(cap, DirectoryCap)):
@@ -128,12 +130,12 @@ async def spot_at(
 
     Args:
         into: the name that an object gets if the path leads to an existing directory, as with cp and mv;
-            None to return that directory itself.
+            None: the destination is the entry of that directory itself.
         make: whether an object is added; then directories on the path may be missing, and
             ``GridDestination.reach`` creates them.
 
     Raises:
-        UsageError: the path is invalid, has no name, or an invalid one, or there is no such alias.
+        UsageError: the path is invalid, or has no name or an invalid name, or its alias does not exist.
         NoSuchChild: an object on the path does not exist, or is not a directory.
         CapError: the directory is not mutable.
     """
@@ -157,7 +159,7 @@ async def spot_at(
         )
     if make:
         for name in names[len(path_caps) - 1 :]:
-            directory.check_name(name)  # before anything is stored or created
+            directory.check_name(name)  # before storing or creating anything
     way_there = path_caps[: len(names)]
     before = way_there[-1]
     if before.cap is None:
@@ -171,11 +173,11 @@ async def spot_at(
 
 async def check_takes(grid: Grid, path: str, sources: Sequence[str]) -> None:
     """
-    Check that the target of several objects is a directory, before any is stored.
+    Check that the target of several objects is a directory, before any object is stored.
 
     Raises:
-        UsageError: it is not a directory.
-        PipegridError: it cannot be read.
+        UsageError: the target is not a directory.
+        PipegridError: the target cannot be read.
     """
     if len(sources) < 2:
         return
@@ -190,14 +192,14 @@ async def check_takes(grid: Grid, path: str, sources: Sequence[str]) -> None:
 
 
 def missing(spot: GridDestination) -> NoSuchChild:
-    """Return the error that a name does not exist."""
+    """Return the error for a name that does not exist in a directory."""
     return NoSuchChild(
         f"there is no '{printable(spot.name)}'; 'pipegrid ls' lists what exists", spot.name
     )
 
 
 def no_directory(name: str) -> NoSuchChild:
-    """Return the error that a path with a slash at its end does not lead to a directory."""
+    """Return the error for a path that ends with a slash and does not lead to a directory."""
     return NoSuchChild(
         f"there is no directory '{printable(name)}'; make it with 'pipegrid mkdir', or leave out the slash",
         name,

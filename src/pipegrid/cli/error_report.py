@@ -1,5 +1,5 @@
 """
-Errors as one sentence for people, and as an exit status for scripts.
+Turns errors into one sentence for people, and an exit status for scripts.
 
 The statuses are an interface, documented in ``docs/reference-cli.md``.
 """
@@ -22,7 +22,7 @@ from pipegrid.errors import (
     UsageError,
 )
 
-TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # instead of the import from ``typing``, which is slow
 if TYPE_CHECKING:
     from typing import TypeGuard
 
@@ -47,7 +47,7 @@ class Interrupted(Exception):
 
 
 class UnprintedCap(SinkError):
-    """The only copy of a cap could not be printed; the text says where it is kept."""
+    """The only copy of a cap could not be printed; the message says where the cap is saved."""
 
 
 _STATUS_OF: tuple[tuple[type[Exception], ExitStatus], ...] = (
@@ -68,13 +68,16 @@ def status_of(error: BaseException) -> ExitStatus:
 
 
 def _is_clicks(error: BaseException) -> TypeGuard[click.UsageError]:
-    """Return whether it is click's error about the command line; False if click was not imported."""
+    """Return whether an error is click's UsageError; False if click was not imported."""
     click = sys.modules.get("click")
     return click is not None and isinstance(error, click.UsageError)
 
 
 def one_status(statuses: Collection[ExitStatus]) -> ExitStatus:
-    """Return the status of a command on several files: the one that all failures share, or 1."""
+    """
+    Return the exit status for several files: 0 if all succeeded; the failures' status if all have the same;
+    else 1.
+    """
     failures = set(statuses) - {ExitStatus.DONE}
     if len(failures) > 1:
         return ExitStatus.FAILED
@@ -91,11 +94,11 @@ _GRAVITY = (
     ExitStatus.USAGE,
     ExitStatus.INTERRUPTED,
 )
-"""From the least to the most severe: lost files are worse than damaged ones."""
+"""The statuses from the least to the most severe; lost files are worse than damaged ones."""
 
 
 def worst_status(statuses: Collection[ExitStatus]) -> ExitStatus:
-    """Return the worst of them; 0 if there is none."""
+    """Return the most severe status; 0 if there are no statuses."""
     return max(statuses, key=_GRAVITY.index, default=ExitStatus.DONE)
 
 
@@ -115,11 +118,11 @@ _OPTIONS = {
     "another directory": "another directory with -d",
     "give its directory": "name the client's directory with -d",
 }
-"""Names of library arguments in errors, and the options of the commands."""
+"""Texts in error messages that name arguments of the library, and the command-line options for them."""
 
 
 def with_options(text: str, parameters: Collection[str]) -> str:
-    """Return a sentence with options instead of these words, each at its last occurrence."""
+    """Return a sentence in which options replace these names of arguments, each at its last occurrence."""
     for parameter in parameters:
         before, found, after = text.rpartition(parameter)
         text = f"{before}{_OPTIONS[parameter]}{after}" if found else text
@@ -127,7 +130,7 @@ def with_options(text: str, parameters: Collection[str]) -> str:
 
 
 def sentence(error: BaseException) -> str:
-    """Return the message for an error, on one line, without a final full stop."""
+    """Return the message of an error as one line, without a final full stop."""
     if isinstance(error, Interrupted):
         return "interrupted; the same command can be run again"
     if _is_clicks(error):
@@ -161,7 +164,7 @@ _CLICKS_WORDS = (
     ("is not a valid integer range", "is not a whole number"),
     ("is not a valid float range", "is not a number"),
 )
-"""click's words about invalid numbers, and simpler ones."""
+"""Click's words about invalid numbers, and the simpler words that replace them."""
 
 
 def _usage_sentence(error: click.UsageError) -> str:

@@ -1,4 +1,4 @@
-"""How the health of files and damage to their shares are shown."""
+"""Texts and JSON fields for the health of files and the damage to their shares."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipegrid.transfer import results
 
 
 def corruption_fields(corrupt: Sequence[CorruptionError]) -> list[dict[str, Any]]:
-    """Return the documented JSON form of corruption errors."""
+    """Return corruption errors in the JSON form that the docs describe."""
     return [
         {
             "share_number": error.share_number,
@@ -28,23 +28,25 @@ def corruption_fields(corrupt: Sequence[CorruptionError]) -> list[dict[str, Any]
 def warn_of_corruption(
     console: Console, corrupt: Sequence[CorruptionError], lead: str = ""
 ) -> None:
-    """Report harmless damage; ``lead`` names the file, if there are several."""
+    """
+    Report damage that did not matter; ``lead`` begins each line, and names the file if there are several.
+    """
     say_some(console, [f"{lead}worked around damage: {located(error)}" for error in corrupt])
 
 
 def located(error: CorruptionError) -> str:
-    """Return what is damaged, and the server if it is known and not in the text yet."""
+    """Return what is damaged, after the server's name if that is known and not in the text."""
     text = sentence(error)
     where = printable(error.server)
     return f"{where}: {text}" if where and where not in text else text
 
 
 MAX_DOWN = 5
-"""Servers in a line about a file."""
+"""How many servers a line about one file names."""
 
 
 def summary(result: results.CheckResult) -> str:
-    """Return the health in one line."""
+    """Return the health of a file in one line."""
     if result.total_shares == 0:
         return "healthy: the cap contains the file"
     found = f"{len(result.good_shares)} of {counted(result.total_shares, 'share')}"
@@ -66,13 +68,13 @@ def summary(result: results.CheckResult) -> str:
 
 
 def _waits(result: results.CheckResult) -> bool:
-    """Return whether the file can only get better with servers that are down."""
+    """Return whether servers are down whose shares could increase the happiness."""
     most = min(result.total_shares, result.happiness + len(result.unreachable))
     return bool(result.unreachable) and result.happiness < most
 
 
 def are_down(servers: Sequence[str]) -> str:
-    """Return a clause with the first of servers that are down."""
+    """Return a clause which says that servers are down; it names at most ``MAX_DOWN`` of them."""
     names = ", ".join(printable(name) for name in servers[:MAX_DOWN])
     if len(servers) == 1:
         return f"server {names} is down"
@@ -81,16 +83,19 @@ def are_down(servers: Sequence[str]) -> str:
 
 
 def lost(result: results.CheckResult | results.RenewResult) -> str:
-    """Return the state of a file that cannot be restored: unreachable servers may have its shares."""
+    """
+    Return the word for a file that cannot be restored: "unavailable" if unreachable servers may have its
+    shares, else "lost".
+    """
     return "unavailable" if result.unreachable else "lost"
 
 
 def say_more(console: Console, result: results.CheckResult, lead: str = "") -> None:
     """
-    Report damaged shares and unreachable servers, and with ``-v`` the location of all shares.
+    Report damaged shares and remarks; with ``-v``, report the servers of all shares.
 
     Args:
-        lead: the beginning of every line, if there are several files.
+        lead: the beginning of every line; it names the file if there are several.
     """
     good = result.good_shares
     spare = " (a good copy exists)"
@@ -113,7 +118,7 @@ def say_more(console: Console, result: results.CheckResult, lead: str = "") -> N
 
 
 def fields(result: results.CheckResult) -> dict[str, Any]:
-    """Return the documented JSON form, without the cap."""
+    """Return the health of a file in the JSON form that the docs describe, without the cap."""
     return {
         "healthy": result.healthy,
         "recoverable": result.recoverable,

@@ -1,8 +1,8 @@
 """
-The log of ``pipegrid serve``: lines on stderr, and JSON in a file that can be rotated.
+The log of commands that serve: lines on stderr, and JSON in a file that can be rotated.
 
-It contains untrusted text: control characters are escaped, and each message stays on one line. Only its
-owner can read the file, since it shows which shares exist.
+The log contains untrusted text: control characters are escaped, and each message stays on one line. Only the
+log file's owner can read it, since it shows which shares exist.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from pipegrid.errors import UsageError
 
 class LogFile:
     """
-    A file that is appended to, and can be opened again.
+    A log file, to which text is appended, and which can be opened again.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the file cannot be written.
     """
 
     def __init__(self, path: str) -> None:
@@ -47,19 +47,24 @@ class LogFile:
             ) from error
 
     def write(self, text: str) -> None:
-        """Append text, for the log's observer; readers of the file see it after ``flush``."""
+        """Append text; readers of the file see it after ``flush``. The log's observer calls both."""
         self._file.write(text)
 
     def flush(self) -> None:
-        """Flush the buffer. Raises OSError if the disk does not accept it."""
+        """
+        Write the buffered text to the file.
+
+        Raises:
+            OSError: the disk does not accept it.
+        """
         self._file.flush()
 
     def reopen(self) -> None:
         """
-        Continue in the file that has the name now; it is made if the old one was moved.
+        Continue in a file under the same name, which is made if the previous file was moved.
 
         Raises:
-            OSError: it cannot be opened; the old file stays in use.
+            OSError: the file cannot be opened; the previous file stays in use.
         """
         old, self._file = self._file, self._open()
         with suppress(OSError):
@@ -78,7 +83,7 @@ class LogFile:
 @contextmanager
 def logging_to(console: Console, path: str | None, reactor: Any) -> Iterator[None]:
     """
-    Log to stderr, and to a file if there is one; SIGHUP opens it again.
+    Log to stderr and, if a path is given, to a file, which SIGHUP opens again.
 
     Raises:
         UsageError: the file cannot be written.
@@ -106,7 +111,7 @@ def logging_to(console: Console, path: str | None, reactor: Any) -> Iterator[Non
         observers.append(jsonFileLogObserver(written, recordSeparator=""))
     for observer in observers:
         globalLogPublisher.addObserver(observer)
-    # Without a file SIGHUP does nothing, so that a closing terminal does not end the server.
+    # Without a log file SIGHUP does nothing, so that a closing terminal does not end the server.
     before = signal.signal(signal.SIGHUP, lambda *_: reactor.callFromThread(reopen))
     try:
         yield
@@ -119,8 +124,9 @@ def logging_to(console: Console, path: str | None, reactor: Any) -> Iterator[Non
 
 
 def line(event: Any) -> str:
-    """Return an event for people: one line, and the lines of a traceback if it has one."""
-    # Values are untrusted; the text around them is not, and a traceback keeps its lines.
+    """Return a log event as one line for people, followed by the lines of its traceback if it has one."""
+    # Values are untrusted, so they are escaped; the text between them is trusted, and a traceback keeps its
+    # lines.
     safe = {
         key: printable(value) if isinstance(value, str) and key != "log_format" else value
         for key, value in event.items()

@@ -27,11 +27,11 @@ STATUSES = (
 )
 
 _COMMON = {"--directory", "--json", "--quiet", "--verbose", "--trace", "--help", "--version"}
-"""Options of every command; they are described once."""
+"""Options that every command has; the man page describes them once."""
 
 
 def page() -> str:
-    """Return the whole page, as troff source for ``man``."""
+    """Return the whole man page, as troff source."""
     context = click.Context(pipegrid, info_name="pipegrid", **pipegrid.context_settings)
     lines = [
         r".\" Made by 'make manpage' of what --help says; do not change it by hand.",
@@ -91,7 +91,7 @@ def _commands(
 
 
 def _command(name: str, command: click.Command, context: click.Context) -> list[str]:
-    # Without "[OPTIONS]", which is replaced by the list of options.
+    # "[OPTIONS]" is left out, since the page lists the options.
     words = [word for word in command.collect_usage_pieces(context) if word != "[OPTIONS]"]
     arguments = " ".join(rf"\fI{_escaped(word)}\fR" for word in words)
     return [
@@ -120,7 +120,7 @@ def _help(command: click.Command) -> str:
 
 
 def _prose(text: str) -> list[str]:
-    """Return the lines of troff for text with empty lines between paragraphs."""
+    """Return a text, whose paragraphs are separated by empty lines, as lines of troff."""
     lines: list[str] = []
     for number, paragraph in enumerate(re.split(r"\n\s*\n", text)):
         lines += [*([".PP"] if number else []), _escaped(" ".join(paragraph.split()))]

@@ -1,6 +1,4 @@
-"""
-The jobs of ``mirror debian`` and ``mirror rpm``; they use a reactor only if they need one.
-"""
+"""The jobs of ``mirror debian`` and ``mirror rpm``, which load a reactor only if they need one."""
 
 from __future__ import annotations
 
@@ -39,10 +37,12 @@ if TYPE_CHECKING:
     from pipegrid.mirror.mirror_without_reactor import BlockingMirror
 
 UpdateArchive = Callable[["ArchiveMirror", "Console"], Awaitable[tuple[Any, dict[str, Any]]]]
-"""Brings an archive up to date; returns the outcome, and further JSON fields."""
+"""Type of a function that updates an archive; it returns the outcome, and additional JSON fields."""
 
 Keep = Callable[["Report"], Awaitable[dict[str, Any]]]
-"""Stores the mirror in a grid, if that is wanted; returns further JSON fields."""
+"""
+Type of a function that stores the mirror in a grid if a grid is given; it returns additional JSON fields.
+"""
 
 DEBIAN_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
@@ -64,7 +64,7 @@ class DebianOptions(NamedTuple):
     from_grid: str | None = None
 
     def selection(self, filter: package_filter.PackageFilter) -> debian_index_selection.Selection:
-        """Return the wanted parts of the archive."""
+        """Return which parts of the archive are wanted."""
         return debian_index_selection.Selection(
             suites=tuple(dict.fromkeys(self.suites)),
             components=tuple(dict.fromkeys(self.components)),
@@ -121,7 +121,7 @@ def rpm_job(
     fetching: MirrorOptions,
     metalink: Metalink | None = None,
 ) -> ReactorJob | GridJob:
-    """Return the job of ``mirror rpm``; ``metalink`` is the parsed one of the options."""
+    """Return the job of ``mirror rpm``; ``metalink`` is the parsed file of ``--metalink``."""
 
     async def update(mirror: ArchiveMirror, console: Console) -> tuple[Any, dict[str, Any]]:
 
@@ -147,19 +147,21 @@ def rpm_job(
 def opened_key(
     fetching: MirrorOptions, mirror: ArchiveMirror
 ) -> AbstractContextManager[signatures.GpgKey | None]:
-    """Give the key that signs the indexes that this run rebuilds; None if it rebuilds none."""
+    """Return a context manager for the key that signs new indexes; it yields None if this run makes none."""
     if fetching.sign_with is None:
         return nullcontext()
     return signatures.GpgKey(fetching.sign_with, mirror.is_stopped)
 
 
 def filter_of(given: Mapping[str, Any] | None) -> package_filter.PackageFilter:
-    """Return the filter of the given options; see ``filter_options``."""
+    """
+    Return the package filter for the given options; see ``cmd_mirror.debian_filters`` and ``rpm_filters``.
+    """
     return package_filter.PackageFilter(**given) if given else package_filter.ALL
 
 
 def _print_unmatched(console: Console, outcome: Any) -> list[str]:
-    """Report the patterns of filters that match nothing; return them for JSON."""
+    """Report the patterns of filters that match no package; return the reports for JSON."""
     if outcome.spares_others:
         console.note(
             "files that filters of earlier runs select are kept; --delete-excluded removes them"
@@ -173,7 +175,7 @@ def _print_unmatched(console: Console, outcome: Any) -> list[str]:
 
 
 class ArchiveRun:
-    """One run, without a reactor as long as possible."""
+    """One run of ``mirror debian`` or ``mirror rpm``, which loads a reactor as late as possible."""
 
     def __init__(self, dest: str, fetching: MirrorOptions, update: UpdateArchive) -> None:
         self._dest = dest
@@ -186,13 +188,16 @@ class ArchiveRun:
         Return the job of this run.
 
         Raises:
-            UsageError: it would delete files that are not the mirror's.
+            UsageError: ``--delete`` would delete files that are not the mirror's.
         """
         self._fetching.check_deleting(self._dest)
         return self._fetching.job(self.early, self.run)
 
     def early(self, console: Console, stopped: Callable[[], bool]) -> int | None:
-        """Return the exit status if no reactor is needed; else ``run`` does the work, or the rest of it."""
+        """
+        Work without a reactor; return the exit status, or None if ``run`` must do all or the rest of the
+        work.
+        """
         fetching = self._fetching
         addresses = fetching.direct_addresses(console)
         if addresses is None:
@@ -203,7 +208,7 @@ class ArchiveRun:
             if target is not None:
                 opened.callback(target.close)
             preconnected = stack.enter_context(closing(fetching.dial(addresses)))
-            # While the connections are being made there is time for imports.
+            # The modules that the following lines use are imported while connections are being made.
 
             display = stack.enter_context(MirrorProgress(console))
             if target is None:
@@ -231,7 +236,7 @@ class ArchiveRun:
             if done is not None:
                 return done[0]
             self._begun = work, mirror
-            opened.pop_all()  # the destination stays open for ``run``
+            opened.pop_all()  # keeps the destination open for ``run``
         return None
 
     async def _work(self, mirror: ArchiveMirror, console: Console, keep: Keep | None = None) -> int:
@@ -261,7 +266,7 @@ class ArchiveRun:
         )
 
     async def run(self, reactor: Any, console: Console, grid: Grid | None = None) -> int:
-        """Do the work, or what ``early`` left of it."""
+        """Do the work, or the rest of the work that ``early`` began."""
         from twisted.internet.defer import Deferred
 
         begun = self._begun

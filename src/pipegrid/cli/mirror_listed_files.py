@@ -1,4 +1,4 @@
-"""The job of ``mirror list``; it uses a reactor only if it needs one."""
+"""The job of ``mirror list``, which loads a reactor only if it needs one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipegrid.mirror import (
     preconnect_mirrors,
 )
 
-TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # instead of the import from ``typing``, which is slow
 if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
@@ -35,7 +35,7 @@ def list_job(file: str, dest: str, jobs: int, fetching: MirrorOptions) -> Reacto
 
 
 class ListRun:
-    """One run; ``file`` is the list, ``jobs`` how many processes share the work."""
+    """One run of ``mirror list``; ``file`` is the list's path, ``jobs`` how many processes share the work."""
 
     def __init__(self, file: str, dest: str, fetching: MirrorOptions, jobs: int = 1) -> None:
         self._file = file
@@ -46,7 +46,10 @@ class ListRun:
         self._looked: tuple[int, int] | None = None
 
     def run_on_epoll(self, console: Console, stopped: Callable[[], bool]) -> int | None:
-        """Return the exit status if no reactor is needed; else ``run`` does the work, or the rest of it."""
+        """
+        Work without a reactor; return the exit status, or None if ``run`` must do all or the rest of the
+        work.
+        """
         fetching = self._fetching
         addresses = fetching.direct_addresses(console)
         if addresses is None:
@@ -57,12 +60,12 @@ class ListRun:
             target = fetching.destination(console, self._dest, stopped)
             if target is not None:
                 stack.callback(target.close)
-            # Before it is known what is missing.
+            # The number of connections is an estimate, since the missing files are not known yet.
             each = preconnect_mirrors.connections_for(
                 self._file, self._dest, fetching.connections // self._jobs
             )
             preconnected = stack.enter_context(closing(fetching.dial(addresses, each)))
-            # While the connections are being made there is time for imports.
+            # The modules that the following lines use are imported while connections are being made.
 
             display = stack.enter_context(MirrorProgress(console))
             if target is None:
@@ -85,7 +88,7 @@ class ListRun:
                 if stopped():
                     raise Interrupted
                 self._begun = work
-                stack.pop_all()  # the destination stays open, and the list has been read
+                stack.pop_all()  # keeps the destination open; the list was read
                 source.close()
                 preconnected.close()
                 return None
@@ -95,7 +98,10 @@ class ListRun:
             return print_outcome(console, fetching, self._dest, report, removed, target.changes)
 
     def _keep(self, source: BinaryIO, target: destination.Destination) -> list[str]:
-        """All files exist: record them, and return the removed paths."""
+        """
+        Record that all files of the list exist; with ``--delete``, remove other files, and return their
+        paths.
+        """
 
         if self._fetching.delete:
             self._check_same(source)
@@ -105,7 +111,7 @@ class ListRun:
         return target.delete_others(each.path for each in manifest.read_manifest(target))
 
     async def run(self, reactor: Any, console: Console, grid: Grid | None = None) -> int:
-        """Do the work, or what ``run_on_epoll`` left of it."""
+        """Do the work, or the rest of the work that ``run_on_epoll`` began."""
 
         fetching = self._fetching
         work = self._begun
@@ -147,10 +153,10 @@ class ListRun:
 
     def _looked_at(self, source: BinaryIO) -> BinaryIO:
         """
-        Return the list, after recording its status at the first reading.
+        Return the open list; the first time, also record its size and modification time.
 
         Raises:
-            UsageError: it cannot be read again, which some runs need.
+            UsageError: the list, such as a pipe, can be read only once, but some runs read it twice.
         """
         if not source.seekable():
             source.close()
@@ -163,10 +169,10 @@ class ListRun:
 
     def _check_same(self, source: BinaryIO) -> None:
         """
-        Check that the list has not changed.
+        Check that the list has not changed since it was first opened.
 
         Raises:
-            SourceError: it has changed, perhaps because another program is writing it.
+            SourceError: the list has changed, perhaps because another program is writing it.
         """
         if _look_of(source) != self._looked:
             raise SourceError(
@@ -178,8 +184,8 @@ class ListRun:
         Check that ``--delete`` would not remove too much.
 
         Raises:
-            UsageError: the list is empty, so that everything would be removed; or the files are not the
-                mirror's.
+            UsageError: the list is empty, so that everything would be removed; or the files in the
+                destination are not the mirror's.
         """
         fetching = self._fetching
         fetching.check_deleting(self._dest)
@@ -191,12 +197,15 @@ class ListRun:
             )
 
     def _all(self, source: BinaryIO, console: Console) -> Iterator[ArchiveFile]:
-        """Yield the files in the list; at its end, load modules while responses are outstanding."""
+        """
+        Yield the files in the list; after the last, load modules for the results while responses are
+        outstanding.
+        """
         yield from self._entries(source)
         console.get_ready()
 
     def _entries(self, source: BinaryIO) -> Iterator[ArchiveFile]:
-        """Yield the files in the list, from its beginning."""
+        """Yield the files in the list, which is read again from its beginning."""
 
         source.seek(0)
         yield from file_list_format.read_list(file_list_format.lines_of(source), self._file)

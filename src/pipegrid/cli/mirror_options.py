@@ -1,4 +1,6 @@
-"""The common options of ``pipegrid mirror`` as one object, and the common output."""
+"""
+The options that the commands of ``pipegrid mirror`` share, as one object, and what these commands print.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from pipegrid.mirror import (
 )
 from pipegrid.mirror.file_scheduler import MAX_SHOWN
 
-TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # instead of the import from ``typing``, which is slow
 
 if TYPE_CHECKING:
     from typing import Any
@@ -41,22 +43,22 @@ if TYPE_CHECKING:
     from pipegrid.mirror.unique_entries import Entries
 
 
-# The common options as one object, and the progress bar.
+# The options that the commands share, as one object, and the progress bar.
 
 
 Shortcut = Callable[[Console, Callable[[], bool]], "int | None"]
 RunMirror = Callable[..., Awaitable[int]]
 
 LOCK_LOOK_S = 0.2
-"""How often to check whether another run has ended."""
+"""How many seconds pass between checks whether another run has ended."""
 
 
 APT = "/etc/apt"
-"""The directory of apt's ``auth.conf`` and ``auth.conf.d``."""
+"""The directory that contains apt's ``auth.conf`` and ``auth.conf.d``."""
 
 
 class MirrorProgress:
-    """A context manager: a bar on stderr, if that is a terminal."""
+    """A context manager that shows a progress bar on stderr, if that is a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -65,7 +67,7 @@ class MirrorProgress:
             self._bar = progress_bar.open_bar(console, "mirror")
 
     def show(self, report: Report) -> None:
-        """Show the progress of a report."""
+        """Show the progress that a report has reached."""
         bar = self._bar
         if bar is None:
             return
@@ -89,7 +91,7 @@ class MirrorProgress:
 
 
 def has_credential_files(environment: Mapping[str, str]) -> bool:
-    """Return whether there is a file that may have credentials, ``~/.netrc`` or one of apt's."""
+    """Return whether a file exists that may have credentials: ``~/.netrc`` or a file of apt's."""
     home = environment.get("HOME")
     files = [environment.get("NETRC"), home and os.path.join(home, ".netrc"), f"{APT}/auth.conf"]
     if any(each and os.path.lexists(each) for each in files):
@@ -107,20 +109,20 @@ class MirrorOptions:
     The options that all commands that fetch share.
 
     Args:
-        given: attributes by their names; the others have their defaults.
+        given: attributes by their names; attributes that are not given have their defaults.
 
     Attributes:
-        limit_bytes_per_s: from all mirrors together, or None.
-        sample: percent of the existing files that are hashed again.
-        filters: which packages of indexes are wanted, for ``PackageFilter``; None: all.
+        limit_bytes_per_s: the rate limit for all mirrors together, or None.
+        sample: percentage of the existing files to hash again.
+        filters: arguments of ``PackageFilter``, which select packages of indexes; None: all packages.
         delete_excluded: with ``delete``, also remove files that only filters of earlier runs select.
         gpgcheck: whether RPM packages must be signed.
         begun: connections to the mirrors that were opened in advance, or None.
         wait_s: how long to wait for another run to the same destination; None: not at all.
-        exit_unchanged: whether the exit status shows that nothing changed.
-        access: how hosts are asked; None until it is needed.
-        tls: the given authorities and certificate; None without any.
-        sign_with: the key that signs rebuilt indexes; None: none are rebuilt.
+        exit_unchanged: whether a special exit status shows that nothing changed.
+        access: the proxies and credentials for each host; None until they are needed.
+        tls: the given certificate authorities and client certificate; None if neither is given.
+        sign_with: the key that signs new indexes; None: no new indexes are made.
     """
 
     urls: tuple[str, ...] = ()
@@ -164,11 +166,11 @@ class MirrorOptions:
         Return the job of a run.
 
         Args:
-            shortcut: tried first; a reactor is needed only for unusual mirrors; see ``NoReactorJob``.
-            work: also gets a grid, if the run is stored in one.
+            shortcut: does the work without a reactor, unless the mirrors are unusual; see ``NoReactorJob``.
+            work: does the work with a reactor; it also gets a grid, if the mirror is stored in one.
 
         Raises:
-            UsageError: a grid is wanted, and none is configured.
+            UsageError: the mirror must be stored in a grid, but no grid is configured.
         """
         if self.to_grid:
             _check_configured()
@@ -188,7 +190,7 @@ class MirrorOptions:
             return
         for above, directories, files in os.walk(dest):
             if above == dest and HIDDEN in directories:
-                directories.remove(HIDDEN)  # of a run that failed before it published a file
+                directories.remove(HIDDEN)  # left by a run that published no file
             if files or any(os.path.islink(os.path.join(above, each)) for each in directories):
                 raise UsageError(
                     f"{dest} is not a mirror yet, and --delete would remove the files in it; if they belong "
@@ -197,8 +199,7 @@ class MirrorOptions:
 
     def host_access(self, console: Console) -> mirror_urls.HostAccess:
         """
-        Return how hosts are asked: through which proxies, and with which credentials; warns of files that
-        other users can read.
+        Return the proxies and credentials for each host; report credential files that other users can read.
         """
         if self.access is None:
             known = None
@@ -216,7 +217,7 @@ class MirrorOptions:
         return self.access
 
     def direct_addresses(self, console: Console) -> list[mirror_urls.Address] | None:
-        """Return the addresses of the mirrors, if they can be asked without a reactor."""
+        """Return the addresses of the mirrors, or None if fetching from them needs a reactor."""
         access = self.host_access(console)
         addresses = [access.address(url) for url in self.urls]
         return addresses if epoll_socket_cache.can_use_epoll(addresses) else None
@@ -224,7 +225,7 @@ class MirrorOptions:
     def dial(
         self, addresses: Sequence[mirror_urls.Address], each: int = 1
     ) -> epoll_socket_cache.SocketCache:
-        """Connect to mirrors, ``each`` times to each, unless that was begun already."""
+        """Return ``each`` connections to each mirror, some of which may have been begun in advance."""
 
         return epoll_socket_cache.SocketCache(addresses, each, self.begun)
 
@@ -232,11 +233,11 @@ class MirrorOptions:
         self, console: Console, dest: str, stopped: Callable[[], bool]
     ) -> destination.Destination | None:
         """
-        Return the destination as soon as no other run uses it; None if there is no waiting.
+        Return the destination as soon as no other run uses it; None if ``--wait`` is not given.
 
         Raises:
-            DestinationLocked: another run has used it all the time.
-            Interrupted: the run must end.
+            DestinationLocked: another run has used the destination all the time.
+            Interrupted: the run was interrupted while it waited.
         """
         if self.wait_s is None:
             return None
@@ -250,7 +251,10 @@ class MirrorOptions:
         return destination.Destination(dest)
 
     def _attempts(self, console: Console, dest: str) -> Iterator[None]:
-        """Yield while another run may be waited for, and report the wait."""
+        """
+        Yield before each attempt to open the destination, until ``wait_s`` is over; report the wait after the
+        first.
+        """
         if not self.wait_s:
             return
         until_s = time.monotonic() + self.wait_s
@@ -263,7 +267,9 @@ class MirrorOptions:
     async def mirror(
         self, reactor: Any, console: Console, dest: str | Destination
     ) -> AsyncIterator[tuple[mirror_api.Mirror, MirrorProgress]]:
-        """Open a mirror with a progress bar, as soon as no other run uses it; it is closed at the end."""
+        """
+        Open a mirror with a progress bar, as soon as no other run uses the destination; close it at the end.
+        """
         from twisted.internet.task import deferLater
 
         with MirrorProgress(console) as display:
@@ -297,7 +303,7 @@ class MirrorOptions:
 
 
 def _was_mirrored_to(dest: str) -> bool:
-    """Return whether a run has begun there that was not a dry run; a dry run also leaves a lock there."""
+    """Return whether a run to ``dest`` has begun; dry runs, which leave only a lock, do not count."""
     return any(
         os.path.lexists(os.path.join(dest, HIDDEN, name)) for name in (MANIFEST, NEW_MANIFEST)
     )
@@ -308,8 +314,8 @@ def _check_configured() -> None:
     Check that a grid is configured.
 
     Raises:
-        UsageError: none is. A mirror is large, and its copy in the grid must survive this machine: a new
-            local grid would be on the same disk.
+        UsageError: no grid is configured. None is made: a mirror is large, and its copy in the grid must
+            survive this machine, but a new local grid would be on the same disk.
     """
 
     directory = cap_lookup.client_directory()
@@ -320,13 +326,13 @@ def _check_configured() -> None:
         )
 
 
-# What the commands print at their end, and the storage of a mirror in a grid.
+# What the commands print at their end, and how a mirror is stored in a grid.
 
 
 async def store(
     mirror: mirror_api.Mirror, grid: Grid | None, report: Report, fetching: MirrorOptions
 ) -> dict[str, Any]:
-    """Store the mirror in a grid, if that is wanted; returns further JSON fields."""
+    """Store the mirror in a grid if one is given; return additional JSON fields."""
     if grid is None or report.failed_files or fetching.dry_run:
         return {}
 
@@ -338,7 +344,7 @@ async def store(
 
 
 def report_skipped(console: Console, entries: Entries) -> None:
-    """Report the unusable entries of indexes."""
+    """Report the entries of indexes that were skipped."""
     for why in entries.skipped:
         console.fault(f"skipped: {printable(why)}")
     if more := entries.skipped_files - len(entries.skipped):
@@ -357,16 +363,15 @@ def print_outcome(
     **further: Any,
 ) -> int:
     """
-    Print the outcome of a run to ``dest``; returns the exit status.
+    Print the outcome of a run to ``dest``; return the exit status.
 
-    A quiet run that changed nothing prints nothing; a quiet run with changes prints these, and the totals,
-    as a mail of cron needs them.
+    With ``-q``, a run that changed nothing prints nothing, and a run with changes prints them and the totals,
+    in a form that suits a mail of cron.
 
     Args:
-        removed: paths.
-        changes: how often something changed in ``dest``, or would change, in addition to files of
-            ``report``.
-        further: JSON fields of the kind of archive.
+        removed: the paths of removed files.
+        changes: how many changes in ``dest`` the run made, or would make, apart from the files in ``report``.
+        further: JSON fields that only this kind of archive has.
     """
     changed = bool(report.fetched_files or removed or changes)
     for path, why in report.failed:
@@ -429,7 +434,9 @@ def _fields(report: Report, removed: Sequence[str]) -> dict[str, Any]:
 
 
 def _named(sign: str, paths: Sequence[str], files: int) -> list[str]:
-    """Return a line for each of some paths, and one for how many more there are."""
+    """
+    Return a line for each of the first ``MAX_SHOWN`` paths, and a line with the number of further files.
+    """
     lines = [f"{sign} {printable(path)}" for path in paths[:MAX_SHOWN]]
     more = files - len(lines)
     return [*lines, f"{sign} {counted(more, 'more file')}"] if more else lines
@@ -465,7 +472,7 @@ def _ranked(tally: Tally) -> str:
 
 
 def report_verified(console: Console, report: Report, dest: str) -> int:
-    """Print the result of ``verify``; returns the exit status."""
+    """Print the result of ``verify``; return the exit status."""
     for path, why in report.failed:
         console.fault(f"{printable(path)}: {printable(why)}")
     _print_how_many_more(console, report)

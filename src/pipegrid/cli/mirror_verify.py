@@ -1,4 +1,4 @@
-"""The job of ``mirror verify``: hashes existing files in some processes, and reports damage."""
+"""The job of ``mirror verify``: hashes existing files in several processes, and reports damage."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.mirror_options import MirrorProgress, report_verified
 from pipegrid.mirror import archive_file, destination, local_check, manifest, verify
 
-TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # instead of the import from ``typing``, which is slow
 if TYPE_CHECKING:
     from pipegrid.mirror.stat_cache import QuickCheckResult
 
 MOST_PROCESSES = 4
-"""More would wait for the disk, or for each other."""
+"""How many processes hash files; more would wait for the disk, or for each other."""
 
 
 def verify_job(
@@ -26,8 +26,8 @@ def verify_job(
     Return the job of a verification.
 
     Args:
-        sample: a share, 0.0 to 1.0, of the existing files.
-        glimpse: the result of the quick check; only if no recorded file is hashed again.
+        sample: the share of existing files to hash again, 0.0 to 1.0.
+        glimpse: the result of the quick check, or None; given only if no recorded file is hashed again.
     """
 
     def work(console: Console) -> int:
@@ -45,7 +45,7 @@ def verify_job(
 
 
 def _open(dest: str) -> destination.Destination:
-    """Open the destination, also if this process may only read it."""
+    """Open the destination, for reading only if this process may not write to it."""
     try:
         return destination.Destination(dest)
     except archive_file.MirrorError as error:

@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from pipegrid.core.encoding_parameters import Params
 
 
-# Completion of arguments that may begin with an alias; its modules are imported only then.
+# Completion of arguments that may begin with an alias; the modules for it are imported only when needed.
 
 
 def grid_path(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """Complete aliases, and names after them."""
+    """Complete aliases, and the names in a directory on the grid."""
     return completion.on_grid(_invocation(ctx), incomplete)
 
 
 def any_path(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """Complete the same, and local files."""
+    """Complete aliases, the names in a directory on the grid, and local files."""
     return completion.anywhere(_invocation(ctx), incomplete)
 
 
@@ -59,10 +59,10 @@ for _power, _letter in enumerate("kmgt", 1):
 
 def byte_size(text: str) -> int:
     """
-    Return a number of bytes: ``131072``, ``128KiB``, ``1.5MiB``; ``K`` is ``KiB``, ``kB`` is 1000.
+    Parse a number of bytes: ``131072``, ``128KiB``, ``1.5MiB``; ``K`` is ``KiB``, ``kB`` is 1000.
 
     Raises:
-        click.BadParameter: it is not a size, or zero.
+        click.BadParameter: the text is not a size, or the size is zero.
     """
     match = re.fullmatch(r"\s*([0-9]{1,15})(?:\.([0-9]{1,3}))?\s*([A-Za-z]*)\s*", text)
     unit = _UNITS.get(match[3].lower()) if match else None
@@ -76,20 +76,20 @@ def byte_size(text: str) -> int:
 
 def byte_space(text: str) -> int:
     """
-    Return a number of bytes that may be zero: a size, or ``0``; see ``byte_size``.
+    Parse a number of bytes that may be zero: ``0``, or a size as for ``byte_size``.
 
     Raises:
-        click.BadParameter: it is neither.
+        click.BadParameter: the text is neither.
     """
     return 0 if text.strip() == "0" else byte_size(text)
 
 
 def byte_rate(text: str) -> int:
     """
-    Return bytes per second: a size, with or without ``/s`` at its end; see ``byte_size``.
+    Parse bytes per second: a size as for ``byte_size``, with or without ``/s`` at its end.
 
     Raises:
-        click.BadParameter: it is not a size, or zero.
+        click.BadParameter: the text is not a size, or the size is zero.
     """
     try:
         return byte_size(text.strip().removesuffix("/s"))
@@ -101,10 +101,10 @@ def byte_rate(text: str) -> int:
 
 def rate_limit(text: str) -> rate_timetable.RateLimit | None:
     """
-    Return a limit of rates: ``SIZE``, ``UP:DOWN``, or a timetable; None: ``off``.
+    Parse a rate limit: ``SIZE``, ``UP:DOWN``, or a timetable; return None for ``off``.
 
     Raises:
-        click.BadParameter: it is none of these.
+        click.BadParameter: the text is not a rate limit.
     """
 
     def rate(part: str) -> int:
@@ -124,17 +124,17 @@ def rate_limit(text: str) -> rate_timetable.RateLimit | None:
 F = TypeVar("F", bound=Callable[..., Any])
 
 MIN_MEMORY_BYTES = 8 << 20
-"""A few encoded segments of one MiB: an upload needs at least that."""
+"""The smallest memory limit: an upload needs space for a few encoded segments of one MiB."""
 
 EMPTY_NAME = "the name is empty; perhaps a variable is not set"
 
 
 def kept_duration(text: str) -> int:
     """
-    Return seconds: ``7 days``, ``12h``, ``30 minutes``.
+    Parse a duration such as ``7 days``, ``12h`` or ``30 minutes``, and return it in seconds.
 
     Raises:
-        click.BadParameter: it is not a duration, or less than a minute.
+        click.BadParameter: the text is not a duration, or is less than a minute.
     """
     try:
         return client_config.parse_kept(text)
@@ -144,10 +144,10 @@ def kept_duration(text: str) -> int:
 
 def base32_bytes(text: str) -> bytes:
     """
-    Return the bytes of base32 text, as in ``private/convergence``; empty text gives no bytes.
+    Decode base32, as in ``private/convergence``; empty text gives no bytes.
 
     Raises:
-        click.BadParameter: it is not base32.
+        click.BadParameter: the text is not base32.
     """
     try:
         return base32.decode(text.strip())
@@ -159,10 +159,10 @@ def base32_bytes(text: str) -> bytes:
 
 def as_click(option: Option, **more: Any) -> Callable[[F], F]:
     """
-    Return click's option for a declaration.
+    Return the click option for a declared option.
 
     Args:
-        more: click's own attributes, which override the declaration.
+        more: attributes of the click option, which override the declaration.
     """
     keywords: dict[str, Any] = {"help": option.help}
     if option.is_flag:
@@ -193,10 +193,10 @@ def as_one(
     name: str, make: Callable[..., Any], *options: Callable[[Any], Any]
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """
-    Return a decorator that adds several options, whose values become one argument.
+    Return a decorator that adds several options and passes their values as one argument, ``name``.
 
     Args:
-        make: makes the argument from the values, by their names.
+        make: returns the argument; it is called with the values by the options' names.
     """
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -210,10 +210,10 @@ def as_one(
 
 def gathered(name: str, kind: type[tuple[Any, ...]]) -> Callable[[F], Callable[..., Any]]:
     """
-    Return a decorator that passes options as one argument; put it right above the function.
+    Return a decorator that passes several options as one argument, ``name``; put it right above the function.
 
     Args:
-        kind: a named tuple; its fields have the names of the options.
+        kind: the type of the argument, a named tuple whose fields have the names of the options.
     """
     return _gathering(name, kind, kind._fields)  # type: ignore[attr-defined]
 
@@ -233,7 +233,7 @@ def _gathering(
 
 
 def _noting(note: Callable[[Invocation, Any], None]) -> Callable[..., None]:
-    """Return a callback that records a given option in the ``Invocation``."""
+    """Return a callback that calls ``note`` with the ``Invocation`` and an option's value, if it is given."""
 
     def callback(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         invocation = ctx.find_object(Invocation)
@@ -246,7 +246,7 @@ def _noting(note: Callable[[Invocation, Any], None]) -> Callable[..., None]:
 
 
 def _noted(name: str, *declarations: str, **attributes: Any) -> Callable[[F], F]:
-    """Return an option that is recorded as this attribute of the ``Invocation``."""
+    """Return an option whose value is stored as the attribute ``name`` of the ``Invocation``."""
     note = _noting(lambda invocation, value: setattr(invocation, name, value))
     return click.option(*declarations, expose_value=False, callback=note, **attributes)
 
@@ -306,7 +306,7 @@ init_options = all_of(
     ),
 )
 
-"""Options of ``init``, where ``--local`` has another meaning."""
+"""The common options without ``--local``, which has another meaning in ``init``."""
 
 common_options = all_of(
     click.option(
@@ -318,7 +318,7 @@ common_options = all_of(
     ),
     init_options,
 )
-"""Options of every other command, before or after its name."""
+"""The options that every command except ``init`` has, before or after its name."""
 
 
 def usage_error(text: str) -> click.UsageError:
@@ -327,7 +327,7 @@ def usage_error(text: str) -> click.UsageError:
 
 
 RELAY_URL = "ws://wormhole.tahoe-lafs.org:4000/v1"
-"""The relay of Tahoe-LAFS's invitations, which Tahoe-LAFS uses by default."""
+"""The default relay for invitations, also of Tahoe-LAFS."""
 
 relay_option = click.option(
     "--relay-url",
@@ -336,18 +336,18 @@ relay_option = click.option(
     metavar="URL",
     help="The relay where both ends of an invitation meet; it learns nothing.",
 )
-"""Names the relay of an invitation."""
+"""The option for the relay through which an invitation is exchanged."""
 
 CapArguments = tuple[tuple[str, ...], tuple[str, ...]]
-"""Caps, and cap files."""
+"""The caps on a command line, and the paths of its cap files."""
 
 
 def checked_caps(caps: tuple[str, ...], cap_files: tuple[str, ...]) -> CapArguments:
     """
-    Return caps and cap files together; ``cap_lookup.named_files`` reads both.
+    Return the caps and cap files of a command line, for ``cap_lookup.named_files``.
 
     Raises:
-        click.UsageError: neither was given.
+        click.UsageError: neither caps nor cap files were given.
     """
     if not caps and not cap_files:
         raise usage_error("Missing argument 'CAP...' or option '--cap-file'.")
@@ -366,7 +366,7 @@ cap_file_option = click.option(
     help="Read caps from FILE, one per line, with or without names, as 'put -l' prints them; '-' is "
     "standard input. The caps then appear neither in the shell's history nor in the list of processes.",
 )
-"""Reads caps from a file."""
+"""The option for files to read caps from."""
 
 cap_arguments = as_one(
     "caps",
@@ -374,7 +374,7 @@ cap_arguments = as_one(
     cap_file_option,
     click.argument("caps", nargs=-1, metavar="CAP...", shell_complete=grid_path),
 )
-"""Caps and cap files, as one argument; see ``checked_caps``."""
+"""The argument for caps and the option for cap files, passed as one argument; see ``checked_caps``."""
 
 wait_option = _noted(
     "wait_for",
@@ -383,7 +383,7 @@ wait_option = _noted(
     metavar="N",
     help="Start when N servers have answered.  [default: when enough are known]",
 )
-"""How many servers must respond first."""
+"""The option for how many servers must respond before work begins."""
 
 segment_limit_option = _noted(
     "max_segment_bytes",
@@ -392,7 +392,7 @@ segment_limit_option = _noted(
     metavar="SIZE",
     help="Accept files with segments up to SIZE; each is held in memory.  [default: 16MiB]",
 )
-"""Raises the limit of a file's segments."""
+"""The option for the largest segment that a file may have."""
 
 grid_options = all_of(common_options, wait_option)
 """Options of every command that uses the grid."""
@@ -405,7 +405,7 @@ human_option = click.option(
 )
 
 NO_SHORT_HELP = {"help_option_names": ["--help"]}
-"""Settings of a command with ``human_option``."""
+"""click settings for a command with ``human_option``, whose ``-h`` is not the help."""
 
 read_only_option = click.option(
     "--read-only",
@@ -427,7 +427,7 @@ log_option = click.option(
     metavar="FILE",
     help="Append the log to FILE, as JSON, one object per line; SIGHUP opens it again.",
 )
-"""The log of a command that serves."""
+"""The option for the log file of a command that serves."""
 
 connection_limit_options = all_of(
     click.option(
@@ -443,15 +443,15 @@ connection_limit_options = all_of(
         help="Connections at a time; the limit of open files may allow less.  [default: 1000]",
     ),
 )
-"""How many connections a server accepts."""
+"""The options that limit how many connections a server accepts."""
 
 
 def memory_size(text: str) -> int:
     """
-    Return a number of bytes that is enough for a command.
+    Parse a memory limit.
 
     Raises:
-        click.BadParameter: it is not a size, or too small.
+        click.BadParameter: the text is not a size, or is less than ``MIN_MEMORY_BYTES``.
     """
     size = byte_size(text)
     if size < MIN_MEMORY_BYTES:
@@ -462,7 +462,7 @@ def memory_size(text: str) -> int:
 
 
 def upkeep_bounds(invocation: Invocation) -> settings.UpkeepSettings:
-    """Return the limits of a command for many objects."""
+    """Return the limits on concurrent work and memory for a command that processes many objects."""
     limits = {"jobs": invocation.jobs, "memory_bytes": invocation.max_memory_bytes}
     return settings.UpkeepSettings(**given(limits))
 
@@ -472,7 +472,7 @@ def exact_modes_option(what_else: str) -> Callable[[F], F]:
     Return the option that restores modes with all their bits.
 
     Args:
-        what_else: the behaviour without it, for the help.
+        what_else: the end of the help, which says what happens without the option.
     """
     return click.option(
         "--exact-modes",
@@ -492,11 +492,11 @@ owner_options = all_of(
         "--no-owner", is_flag=True, help="Do not restore owners; everything belongs to you."
     ),
 )
-"""Which owners restored files get."""
+"""The options that choose the owners of restored files."""
 
 
 def max_paths_option(default: str) -> Callable[[F], F]:
-    """Return the option that limits how many paths of a tree are fetched."""
+    """Return the option that limits how many files, directories and links a fetched tree may have."""
     return click.option(
         "--max-paths",
         type=click.IntRange(1),
@@ -531,10 +531,10 @@ limit_options = all_of(
         help="Work on at most N files at once.  [default: as many as memory and windows allow]",
     ),
 )
-"""Limits of a command."""
+"""The options that limit memory, rates and concurrent work."""
 
 Encoding = dict[str, int | None]
-"""The given encoding options: fields of ``Params``."""
+"""Values of the encoding options, by the names of fields of ``Params``; None: not given."""
 
 encoding_options = as_one(
     "encoding",
@@ -566,7 +566,7 @@ encoding_options = as_one(
         "directory's; 3 in a new one, fewer if there are fewer than 7 servers]",
     ),
 )
-"""The encoding of a file."""
+"""The options for how files are encoded."""
 
 happy_option = click.option(
     "--happy",
@@ -576,7 +576,7 @@ happy_option = click.option(
     "the "
     "directory's, at most as many as there are shares; 7 in a new one, fewer if there are fewer servers]",
 )
-"""When a file counts as stored."""
+"""The option for when a file counts as stored."""
 
 
 def _key(convergence: bytes | None, random_key: bool) -> dict[str, Any]:
@@ -601,15 +601,15 @@ key_options = as_one(
         "file under the same secret is stored once.",
     ),
 )
-"""The key of a file, as ``Grid.put`` takes it."""
+"""The options for the keys of files, passed as arguments of ``Grid.put``."""
 
 
 def choose_params(default: Params, encoding: Encoding) -> Params:
     """
-    Return the parameters: the given ones, else the defaults.
+    Return encoding parameters: the given values, and ``default`` for the others.
 
     Raises:
-        UsageError: they contradict each other.
+        UsageError: the values contradict each other.
     """
     import attrs
 
@@ -617,5 +617,5 @@ def choose_params(default: Params, encoding: Encoding) -> Params:
 
 
 def given(options: dict[str, int | None]) -> dict[str, Any]:
-    """Return the options with a value; those left to the default (None) are dropped."""
+    """Return the options that have a value other than None."""
     return {name: value for name, value in options.items() if value is not None}

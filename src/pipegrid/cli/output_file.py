@@ -1,7 +1,8 @@
 """
-The file of ``-o``, which appears under its name only when it is complete.
+The output file of ``-o``, which appears under its name only when it is complete.
 
-``get`` resumes from the part file of an interrupted one (``disk.part_file``), and reports that.
+An interrupted ``get`` leaves a part file (``disk.part_file``); the next one resumes from it, and reports
+that.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ Say = Callable[[str], object]
 
 class OutputFile:
     """
-    A context manager; ``file`` takes the bytes, and leaving it without an error gives the file its name.
+    A context manager: ``file`` takes the bytes, and gets its name when the context is left without an error.
 
     Args:
-        path: of the file. A device or pipe there is written to directly.
-        force: replace an existing file.
-        resume: resume from the part file of an interrupted command, and leave one if this is interrupted.
-        say: gets a sentence about a part file.
-        home: the open directory of the path: nothing is written outside it, even if it is replaced
-            meanwhile.
+        path: the path of the file; a device or pipe is written to directly.
+        force: whether to replace an existing file.
+        resume: whether to resume from a part file, and to leave one if this command is interrupted.
+        say: is called with a sentence about a part file.
+        home: the open directory that contains ``path``; if another directory replaces it, that one gets no
+            file.
 
     Raises:
         SinkError: the file exists and may not be replaced, or cannot be written.
@@ -56,7 +57,7 @@ class OutputFile:
             )
 
     def report_misfit(self, result: GetResult) -> None:
-        """Report a part file that did not fit."""
+        """Report whether the part file of an earlier ``get`` was used."""
         if result.found_bytes and not result.here_bytes:
             self._say("the part file of an earlier get did not fit, and was overwritten")
         elif result.here_bytes:
@@ -86,5 +87,5 @@ def resumable(
     force: bool,
     home: local_directory_descriptor.DirectoryFd | None = None,
 ) -> OutputFile:
-    """Return the output of a file that the next command resumes if this one is interrupted."""
+    """Return an output file that the next command can resume if this command is interrupted."""
     return OutputFile(path, force, resume=True, say=console.note, home=home)

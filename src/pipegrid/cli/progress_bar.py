@@ -14,13 +14,16 @@ from pipegrid.core.text import amount
 
 # A progress bar on stderr, if that is a terminal.
 #
-# It counts the bytes of files whose shares servers have acknowledged: 100 % means stored, not sent. All
-# output goes through the console, which hides the bar meanwhile.
+# The bar counts the bytes of files whose shares servers have acknowledged: 100 % means stored, not sent. All
+# output goes through the console, which hides the bar while it prints.
 
 ProgressCall = Callable[[int, int], None]
 
 _SPARE = len("^C")
-"""Columns after a bar for what the terminal echoes there, so that it fits on the line and is cleared."""
+"""
+How many columns stay free after a bar, so that a ``^C`` that the terminal echoes fits on the line and is
+cleared.
+"""
 
 
 @contextmanager
@@ -34,7 +37,7 @@ def _aside(bar: Any) -> Iterator[None]:
 
 
 def _clear(bar: Any) -> None:
-    """Clear a bar, and what was echoed after it."""
+    """Clear a bar, and what the terminal has echoed after it."""
     if bar.disable:
         return
     if bar.ncols:
@@ -44,10 +47,10 @@ def _clear(bar: Any) -> None:
 
 def open_bar(console: Console, text: str, unit: str = "B") -> Any:
     """
-    Return a bar that is hidden while the console prints, until ``close_bar``.
+    Return a bar, which is shown until ``close_bar``; it is hidden while the console prints.
 
     Args:
-        unit: ``B``, shown in thousands and millions; or a word for one of what is counted.
+        unit: ``B`` (shown with k and M), or the singular of what is counted, such as ``file``.
     """
     import tqdm
 
@@ -57,7 +60,7 @@ def open_bar(console: Console, text: str, unit: str = "B") -> Any:
         total=0,
         unit=unit if unit == "B" else f" {unit}s",
         unit_scale=unit == "B",
-        miniters=1,  # else a phase that is slower than the previous one is not shown for long
+        miniters=1,  # redraws even when the rate has fallen
         leave=False,
         dynamic_ncols=True,
         file=console.stderr,
@@ -71,20 +74,20 @@ def open_bar(console: Console, text: str, unit: str = "B") -> Any:
 
 
 def _take_away(bar: Any) -> None:
-    """Remove a bar for good: another program writes to the terminal now."""
+    """Remove a bar for good, since another program now writes to the terminal."""
     _clear(bar)
     bar.fp.flush()
     bar.disable = True
 
 
 def _shape_of(shape: Callable[[Any], tuple[int | None, int | None]], file: Any) -> Any:
-    """Return the columns and lines of a terminal for a bar."""
+    """Return how many columns and lines of a terminal a bar may use."""
     columns, lines = shape(file)
     return columns and max(columns - _SPARE, 1), lines
 
 
 def close_bar(console: Console, bar: Any) -> None:
-    """Remove a bar of ``open_bar``; the console prints normally again."""
+    """Remove a bar that ``open_bar`` returned; the console then prints without hiding it."""
     console.print_within(None)
     console.results.before_text = None
     _clear(bar)
@@ -94,12 +97,12 @@ def close_bar(console: Console, bar: Any) -> None:
 @attrs.define(eq=False, repr=False)
 class TransferSums:
     """
-    The progress of some transfers, in bytes of their files.
+    The progress of one or several transfers, in bytes of their files.
 
     Attributes:
-        done, total: as last reported.
-        found: the part of these that existed before.
-        hashed: for the keys of files.
+        done, total: the bytes that are done, and all bytes.
+        found: how many of the done bytes existed before.
+        hashed: how many bytes were hashed to make keys.
         hashing: how many files are being hashed.
     """
 
@@ -110,7 +113,7 @@ class TransferSums:
     hashing: int = 0
 
     def exchange(self, before: TransferSums, after: TransferSums) -> None:
-        """Replace one transfer's previous numbers by its new ones."""
+        """Subtract one transfer's previous numbers, and add its new ones."""
         for name in ("done", "total", "found", "hashed", "hashing"):
             change = getattr(after, name) - getattr(before, name)
             setattr(self, name, getattr(self, name) + change)
@@ -118,11 +121,11 @@ class TransferSums:
 
 class OneTransfer:
     """
-    One transfer of a command; its reports are shown at once.
+    One transfer of a command; each report is shown at once.
 
     Args:
-        changed: gets its previous and its new numbers.
-        size: of its file, if the reports count something else, such as bytes of shares.
+        changed: is called with the transfer's previous and new numbers.
+        size: the file's size, if reports count something else, such as bytes of shares; else None.
     """
 
     def __init__(
@@ -134,18 +137,18 @@ class OneTransfer:
         self._become(total=size or 0)
 
     def sent(self, done: int, total: int) -> None:
-        """Report the bytes that are done."""
+        """Report how many bytes are done."""
         done, total = self._of_the_file(done, total)
         self._become(done=done, total=total, hashed=0, hashing=0)
 
     def found(self, done: int, total: int) -> None:
-        """Report the bytes that existed before."""
+        """Report how many bytes existed before."""
         self._become(found=self._of_the_file(done, total)[0])
 
     def hashed(self, done: int, total: int) -> None:
-        """Report the bytes that were hashed for the key."""
+        """Report how many bytes were hashed to make the key."""
         if self._size is None:
-            self._size = total  # for a pipe, the size is known only now
+            self._size = total  # the size of a pipe's data is known now
         self._become(total=total, hashed=done, hashing=1)
 
     def _become(self, **changes: int) -> None:
@@ -163,8 +166,8 @@ class ProgressBar:
     A context manager: one bar for all transfers of a command.
 
     Args:
-        unit: what is counted, if not bytes.
-        fits: False: show no bar, since it would mix with a file on the terminal.
+        unit: the singular of what is counted, if not bytes.
+        fits: whether a bar may be shown; it would mix with a file that is written to the terminal.
     """
 
     def __init__(self, console: Console, verb: str, unit: str = "B", fits: bool = True) -> None:
@@ -179,15 +182,17 @@ class ProgressBar:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a bar is shown, so that reports are useful; only within the ``with``."""
+        """Whether a bar is shown, so that reports are useful; False outside the context."""
         return self._bar is not None
 
     def transfer(self) -> ProgressCall | None:
-        """Return the function that one transfer calls with its done and total bytes; None without a bar."""
+        """
+        Return a function that a transfer calls with its done and total bytes, or None if no bar is shown.
+        """
         return None if self._bar is None else self.upload(None).sent
 
     def upload(self, size: int | None) -> OneTransfer:
-        """Return the object that an upload reports to in bytes of shares; its file has ``size`` bytes."""
+        """Return the object to which an upload reports bytes of shares; ``size``: the bytes of its file."""
         return OneTransfer(self._show, size)
 
     def waits(self, waits: bool) -> None:
@@ -202,21 +207,20 @@ class ProgressBar:
         if bar is None:
             return
         bar.total, found_before = sums.total or None, bar.initial
-        if sums.hashing and not sums.done:  # nothing has been sent yet
+        if sums.hashing and not sums.done:  # only hashing has begun
             self._describe(f"{self._verb}: hashing", "")
             done = sums.hashed
         else:
             done, found = sums.done, min(sums.done, sums.found)
-            if done < bar.n:  # another phase, with its own count, time and rate
+            if done < bar.n:  # another phase begins, which is counted from 0
                 bar.initial = 0
                 bar.reset()
             self._describe(self._verb, f"{amount(found)} found" if found else "")
-            # Bytes that existed before do not count for the rate.
+            # The rate does not count bytes that existed before.
             bar.last_print_n += found - bar.initial
             bar.initial = found
         bar.update(done - bar.n)
-        # Found bytes are not a step for the rate, which decides when to redraw; without other steps it
-        # would never redraw.
+        # Normally the rate decides when to redraw. It does not count found bytes, so redraw for them here.
         if bar.initial != found_before and bar._time() >= self._shown_s + bar.mininterval:
             self._shown_s = bar._time()
             bar.refresh()
@@ -239,11 +243,13 @@ class ProgressBar:
             self._bar = None
 
 
-# Messages about waiting for servers, and about second attempts.
+# Messages about waiting for servers, and about retries.
 
 
 def waiting_of(console: Console, progress: ProgressBar) -> Callable[[str | None], None]:
-    """Return a function that gets the reason for waiting for servers, and None when they have returned."""
+    """
+    Return a function to be called with the reason for waiting for servers, and with None when the wait ends.
+    """
 
     def waiting(why: str | None) -> None:
         progress.waits(why is not None)
@@ -253,5 +259,5 @@ def waiting_of(console: Console, progress: ProgressBar) -> Callable[[str | None]
 
 
 def retried_note(count: int) -> str:
-    """Return the number of second attempts that succeeded, as the end of a summary."""
+    """Return the end of a summary, with the number of retries that succeeded."""
     return f"{count} at the second attempt, after servers came back"

@@ -1,4 +1,4 @@
-"""The work of ``put``: stores many files at once, or one file at a place or as a mutable file."""
+"""The work of ``put``: stores many files at once, or one file at a path on the grid or as a mutable file."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 # The files of one ``put``: stored many at once, with their caps printed in the given order.
 #
-# ``Grid.put_many`` decides which are stored at the same time.
+# ``Grid.put_many`` decides which files are stored at the same time.
 
 
 class Uploads:
     """
-    The files of one ``put``.
+    Stores the files of one ``put``, and prints their caps.
 
     Args:
-        files: paths; ``-`` is standard input.
-        options: for ``Grid.put_many``.
-        with_names: print the lines of a cap file, and not only caps.
+        files: the paths of the files; ``-`` is standard input.
+        options: further arguments of ``Grid.put_many``.
+        with_names: whether to print lines with names, as in a cap file, instead of caps alone.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Uploads:
         Store all files and print all caps.
 
         Returns:
-            0; or the status of the failures if they share one; or 1.
+            0 if all succeeded; the failures' status if all have the same; otherwise 1.
         """
         try:
             sources = [source_of(path, self._console.stdin) for path in self._files]
@@ -79,7 +79,7 @@ class Uploads:
         return one_status(self._statuses)
 
     def _keep_the_rest(self, error: UnprintedCap) -> None:
-        """Keep the caps of files that were stored after one whose cap could not be printed."""
+        """Save the caps of stored files that follow a file whose cap could not be printed."""
         lines = [
             as_line(str(each.cap), self._files[number])
             for number, each in sorted(self._outcomes.items())
@@ -128,13 +128,15 @@ class Uploads:
             "happiness": result.happiness,
             "elapsed_s": result.elapsed_s,
         }
-        # Without a random key the same command makes the same cap again.
+        # A cap made without a random key is not saved, since the same command makes it again.
         keep_in = self._grid.config.directory if self._options.get("random_key") else None
         print_cap(console, keep_in, text, fields, cap, path)
 
 
 def progress_calls(progress: ProgressBar, sources: Sequence[Any]) -> dict[str, Any]:
-    """Return the arguments of ``Grid.put_many`` that report on its files, if a bar is shown."""
+    """
+    Return the arguments of ``Grid.put_many`` with which its files report their progress; none without a bar.
+    """
     if not progress.is_wanted:
         return {}
     parts = [progress.upload(size_of(source)) for source in sources]
@@ -149,14 +151,14 @@ def _name(path: str) -> str:
     return "standard input" if path == "-" else printable(path)
 
 
-# ``put`` to a place: mutable files, and names in mutable directories.
+# ``put`` to a path on the grid: mutable files, and entries of mutable directories.
 
 
 def destination_of(files: Sequence[str]) -> str | None:
     """
-    Return the last argument of ``put`` if it is a place on the grid, or None if all are files.
+    Return the last argument of ``put`` if it is a path on the grid, or None if all arguments are files.
 
-    It is if it begins with an existing alias, or looks like that and no local file has this name.
+    See ``destination_child.is_on_grid``.
 
     Raises:
         UsageError: the aliases cannot be read.
@@ -170,14 +172,14 @@ def destination_of(files: Sequence[str]) -> str | None:
 
 class PutTarget(NamedTuple):
     """
-    The place and format of one file.
+    Where one file is stored, and how.
 
     Attributes:
-        path: on the grid, the write cap of a mutable file, or None: without a place, only its cap is
-            printed.
-        format: of a new mutable file; None for an immutable one.
-        force: replace an existing object.
-        read_only: print the read cap.
+        path: the path on the grid, or the write cap of a mutable file; None: the file is linked nowhere, and
+            only its cap is printed.
+        format: the format of a new mutable file; None for an immutable file.
+        force: whether to replace an existing object.
+        read_only: whether to print the read cap instead of the write cap.
     """
 
     path: str | None
@@ -193,14 +195,14 @@ async def put_at(
     Store one file and print its cap.
 
     Args:
-        options: of ``Grid.put``.
+        options: further arguments of ``Grid.put``.
 
     Raises:
-        ChildExists: an object has that name and must not be replaced.
-        PipegridError: the grid or the file failed.
+        ChildExists: an object has the name in ``place`` and must not be replaced.
+        PipegridError: an operation on the grid failed, or the file cannot be read.
     """
     path, format, force, read_only = place
-    keeps = format is not None or options["random_key"]  # this is the only copy of the cap
+    keeps = format is not None or options["random_key"]  # no other copy of the cap exists
     show = partial(_show, console, grid.config.directory if keeps else None, file)
     if file != "-" and os.path.isdir(file):
         raise SourceError(
@@ -235,14 +237,16 @@ async def put_at(
 
 
 def _show(console: Console, keep_in: Path | None, file: str, cap: Cap, read_only: bool) -> None:
-    """Print a cap; if that fails, keep it in this client's directory."""
+    """
+    Print a cap; if that fails, save it in ``keep_in``, the client's directory, or nowhere if that is None.
+    """
     given = cap.readonly() if read_only and not isinstance(cap, UnknownCap) else cap
     text = str(given)
     print_cap(console, keep_in, text, {"path": file, "cap": text}, str(cap), file)
 
 
 def _name_of(file: str) -> str | None:
-    """Return a local file's name in a directory, as for ``put -r`` and ``cp``."""
+    """Return the name that a local file gets in a directory on the grid, as with ``put -r`` and ``cp``."""
     return None if file == "-" else file_metadata.entry_name(os.fsencode(os.path.basename(file)))[0]
 
 
@@ -253,7 +257,10 @@ async def _put_into(
     options: dict[str, Any],
     stored: Callable[[Cap], None],
 ) -> None:
-    """Create missing directories, store a new file and link it; ``stored`` gets its cap before the link."""
+    """
+    Create missing directories, store a new file and link it; ``stored`` is called with its cap before
+    linking.
+    """
     if spot.missing and isinstance(source, str) and not os.path.exists(source):
         raise SourceError(f"there is no local file {printable(source)}; check the path")
     directory = await spot.reach()
@@ -267,13 +274,13 @@ def _overwritten(
     spot: destination_child.GridDestination, format: str | None, force: bool
 ) -> MutableCap | None:
     """
-    Return the write cap of the object that is overwritten in place, if there is one.
+    Return the write cap of the mutable file to overwrite in place, or None to store a new file.
 
-    This applies with force, too: other programs with its cap must see the new content, and this entry may
-    have the only copy of the cap.
+    The file is overwritten even with ``force``: other programs with its cap must see the new content, and
+    this entry may have the only copy of the cap.
 
     Args:
-        format: of a new mutable file, which replaces the old one only with force.
+        format: the format of a new mutable file, which replaces the old one only with ``force``.
     """
     there = None if spot.there is None else spot.there.write_cap
     if not isinstance(there, MutableCap) or (force and format is not None):

@@ -1,4 +1,7 @@
-"""The work of ``restore`` once the run is known: what it would do, what it removes, one file to a pipe."""
+"""
+The work of ``restore`` for a known run: shows or does a restore, removes other files, writes one file to a
+pipe.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +38,13 @@ _STEPS_WITHOUT_FORCE = _STEPS | {
 
 class RestoreChoice(NamedTuple):
     """
-    What is restored, and how.
+    What ``restore`` restores, shows and removes.
 
     Attributes:
-        include, exclude: patterns.
-        dry_run: only show what would be done.
-        delete: remove what the run does not have.
-        yes: do not ask before that.
+        include, exclude: the patterns of entries to restore, and not to restore.
+        dry_run: whether only to show what would be done.
+        delete: whether to remove files that the run does not have.
+        yes: whether to remove files without asking.
     """
 
     include: tuple[str, ...] = ()
@@ -52,7 +55,7 @@ class RestoreChoice(NamedTuple):
 
     def selection(self) -> restore_plan.RestoreSelection:
         """
-        Return the selection that the patterns make.
+        Return the selection for the patterns.
 
         Raises:
             UsageError: a pattern is malformed.
@@ -70,11 +73,11 @@ async def restore_tree(
     choice: RestoreChoice,
 ) -> ExitStatus:
     """
-    Restore a directory, or show what that would do; returns the status.
+    Restore a directory, or show what that would do; return the status.
 
     Args:
         root: the cap of the directory.
-        how: all but ``wants`` of it.
+        how: the options for fetching, without ``wants``.
 
     Raises:
         UsageError: nothing may be removed from the target, or the user did not agree.
@@ -122,8 +125,8 @@ def _report_unread(
     console: Console, plan: restore_plan.RestorePlan, choice: RestoreChoice
 ) -> set[ExitStatus]:
     """
-    Report the directories that could not be read and so are not restored: patterns may include what they
-    have. Returns the statuses.
+    Report the directories that could not be read and whose entries are therefore not restored; return the
+    statuses.
     """
     return {
         console.failed(error, cap_lookup.shown_path(path), {"path": list(path)}, True)
@@ -141,7 +144,7 @@ async def _planned(
     choice: RestoreChoice,
     selection: restore_plan.RestoreSelection,
 ) -> restore_plan.RestorePlan:
-    """Return the plan; a dry run prints its steps."""
+    """Return the plan of a restore; a dry run prints its steps."""
 
     def step(done: restore_plan.RestoreStep, path: TreePath, size: int | None) -> None:
         if choice.dry_run:
@@ -165,7 +168,7 @@ async def _planned(
 
 
 def _summarise(console: Console, plan: restore_plan.RestorePlan) -> None:
-    """Print what a restore would do in all."""
+    """Print how many files a restore would write, replace, compare, keep and remove."""
     counts = plan.counts
     removed = f", remove {sum(each.count for each in plan.extras)}" if plan.extras else ""
     console.note(
@@ -176,7 +179,7 @@ def _summarise(console: Console, plan: restore_plan.RestorePlan) -> None:
 
 def _ask(console: Console, extras: list[restore_plan.ExtraEntry], yes: bool) -> None:
     """
-    Show what will be removed, and ask.
+    Show what will be removed, and ask the user to agree.
 
     Raises:
         UsageError: the answer is no, or there is no terminal to ask on.
@@ -194,7 +197,7 @@ def _ask(console: Console, extras: list[restore_plan.ExtraEntry], yes: bool) -> 
 
 
 def _remove(grid: Grid, console: Console, plan: restore_plan.RestorePlan) -> ExitStatus:
-    """Remove the extra entries of a plan; returns the status of those that cannot be removed."""
+    """Remove the files that a plan lists as extra; return the status of those that cannot be removed."""
     protected = restore_plan.protected_directories(grid.config)
     statuses: list[ExitStatus] = []
     removed = 0
@@ -222,8 +225,8 @@ async def restore_to_stdout(grid: Grid, console: Console, place: PathEnd) -> Exi
     Write one file to standard output.
 
     Raises:
-        CapError: it is not a file.
-        PipegridError: it cannot be fetched.
+        CapError: the object is not a file.
+        PipegridError: the file cannot be fetched.
     """
     cap = cap_lookup.check_known(place).cap
     if isinstance(cap, caps.DirectoryCap):

@@ -1,4 +1,4 @@
-"""The options that say which runs are kept, of ``backup`` and ``forget``."""
+"""The options of ``backup`` and ``forget`` that say which runs are kept."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _MOST = click.IntRange(1, 1_000_000)
 
 
 class DurationType(click.ParamType[str]):
-    """A duration as ``--keep-within`` takes it, checked and returned as text."""
+    """The click type of ``--keep-within``: a duration, which is checked and returned as text."""
 
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the text, if it is a duration."""
+        """Return the text if it is a duration; fail otherwise."""
         try:
             retention.parse_duration(str(value))
         except UsageError as error:
@@ -35,7 +35,7 @@ class DurationType(click.ParamType[str]):
 
 
 def rules_of(rules: dict[str, Any]) -> retention.Retention:
-    """Return the rules that were given."""
+    """Return the retention rules for the given options."""
     within = rules["keep_within"]
     return retention.Retention(
         rules["keep_last"],
@@ -77,4 +77,4 @@ retention_options = as_one(
         "all others.",
     ),
 )
-"""Which runs are kept; ``rules_of`` takes them."""
+"""The options that say which runs are kept; ``rules_of`` takes their values."""

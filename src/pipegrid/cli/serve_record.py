@@ -1,8 +1,9 @@
 """
-What ``pipegrid serve`` was last started with, so that a later start in the same directory does the same.
+The options of the last start of ``pipegrid serve``, which a later start in the same directory uses again.
 
-``private/serve.json`` has the options that decide where the server is, who finds it and how much it takes. A
-setting in ``pipegrid.cfg`` or ``tahoe.cfg`` takes precedence over it, and the command line over both.
+``private/serve.json`` has the options that decide where the server listens, who finds it and how much space
+it takes. A setting in ``pipegrid.cfg`` or ``tahoe.cfg`` takes precedence over this file, and the command line
+over both.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _KINDS: Mapping[str, type] = {
     "tor_control_port": str,
 }
 _OF_THE_WAY = ("port", "location", "tor_control_port")
-"""What an onion service and an open server do not have in common."""
+"""The options whose values an onion service and an open server cannot share."""
 
 _OPTIONS = {
     "reserved_bytes": "--reserved-space",
@@ -50,11 +51,11 @@ _ANY_PORT = re.compile(r"\A(?:tcp:)?(?:port=)?0(?=[:,]|\Z)")
 
 class RestoredOptions(NamedTuple):
     """
-    What a start takes from the last one.
+    The options that a start takes from the last start.
 
     Attributes:
-        values: of options that are not given now, by their names.
-        notes: sentences about these, and about given options that the settings contradict.
+        values: the options that are not given now, by their names.
+        notes: sentences about options that are taken from the last start, or that the settings contradict.
     """
 
     values: dict[str, Any]
@@ -65,10 +66,10 @@ def restored(
     directory: Path, options: Mapping[str, Any], found: serve_settings.ServerDirectory
 ) -> RestoredOptions:
     """
-    Return the options of the last start where neither this one nor the settings say otherwise.
+    Return the options of the last start that neither the command line nor the settings replace.
 
     Args:
-        options: those of the command line, by their names.
+        options: the options of the command line, by their names.
         found: the settings of the directory.
 
     Raises:
@@ -108,7 +109,7 @@ def restored(
 
 
 def fixed_by(found: serve_settings.ServerDirectory) -> dict[str, Any]:
-    """Return what the settings of a directory say, by the names of options."""
+    """Return the options that the settings of a directory determine, by their names."""
     said = {
         name: value
         for name, value in found.settings.items()
@@ -130,10 +131,10 @@ def keep(directory: Path, options: Mapping[str, Any], node: StorageNode) -> str 
     Record the options with which a server has started, for later starts.
 
     Args:
-        options: those given and restored, by their names.
+        options: the options that were given or taken from the last start, by their names.
 
     Returns:
-        a sentence if that failed, or if others were recorded.
+        A sentence if writing failed or an option has changed; else None.
     """
     fixed = fixed_by(serve_settings.load(directory))
     values = {name: value for name, value in _given(options).items() if name not in fixed}
@@ -158,12 +159,14 @@ def keep(directory: Path, options: Mapping[str, Any], node: StorageNode) -> str 
 
 
 def kept_port(port: str, node: StorageNode) -> str:
-    """Return the port for later starts: if the system chose it, the chosen one, since clients know it."""
+    """
+    Return the port for later starts: the port that the system chose instead of 0, since clients know it.
+    """
     return _ANY_PORT.sub(f"tcp:{node.listening_port}", port) if node.listening_port else port
 
 
 def is_known(directory: Path) -> bool:
-    """Return whether a server was started in a directory with options."""
+    """Return whether a directory has a record of the options of a start."""
     return (directory / NAME).exists()
 
 
@@ -197,7 +200,9 @@ def read(directory: Path) -> dict[str, Any]:
 
 
 def _inside(values: Mapping[str, Any], directory: Path) -> dict[str, str]:
-    """Return the storage as a part of the directory, if it is in it, and so goes where that is moved."""
+    """
+    Return the storage's path relative to the directory that contains it, so that both can be moved together.
+    """
     storage = Path(values.get("storage", "/"))
     if not storage.is_relative_to(directory.absolute()):
         return {}
@@ -205,7 +210,7 @@ def _inside(values: Mapping[str, Any], directory: Path) -> dict[str, str]:
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that are remembered, and were given."""
+    """Return the given options that the record can have."""
     values = {name: options[name] for name in _KINDS if options[name] not in (None, ())}
     if "introducers" in values:
         values["introducers"] = list(values["introducers"])
@@ -215,7 +220,7 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shown(values: Mapping[str, Any]) -> str:
-    """Return options as a command line has them, without the secrets of introducers."""
+    """Return options as they are on a command line, without the secrets of introducers."""
     words = []
     for name in _KINDS:
         if (value := values.get(name)) is None:

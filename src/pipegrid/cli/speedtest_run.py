@@ -1,4 +1,4 @@
-"""``pipegrid speedtest run`` and ``selfcheck``: measure, and report the results."""
+"""``pipegrid speedtest run`` and ``selfcheck``: measure transfers, and check the measuring itself."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ AUTO = "auto"
 
 
 def window(text: str) -> int | None:
-    """Return the bytes of a window; None for ``auto``."""
+    """Parse the size of a window in bytes; return None for ``auto``."""
     return None if text == AUTO else byte_size(text)
 
 
@@ -130,7 +130,7 @@ async def _measure(
     import attrs
 
     target = make_target(reactor, directory, given)
-    if directory is None:  # the limits in a grid's directory are known when it is open
+    if directory is None:  # else the grid's limits are not known yet
         scenarios.choose(known_scenarios(target, given["quick"]), given["only"])
     rounds = given["rounds"] or (1 if given["quick"] else runner.DEFAULT_ROUNDS)
     seed = random.randrange(1 << 32) if given["seed"] is None else given["seed"]
@@ -161,7 +161,7 @@ def make_target(reactor: Any, directory: str | None, given: dict[str, Any]) -> t
     Return the target that the options select.
 
     Raises:
-        UsageError: they contradict each other.
+        UsageError: the options contradict each other.
     """
     private = ("servers", "transport", "durability", "link", "rtt", "up", "down", "scratch")
     encoding = ("required", "total")
@@ -194,7 +194,7 @@ def make_target(reactor: Any, directory: str | None, given: dict[str, Any]) -> t
 
 
 def link_of(given: dict[str, Any]) -> run_results.EmulatedLink | None:
-    """Return the link that the options select: the default one without options."""
+    """Return the emulated link that the options select, or the default link; None for ``--link none``."""
     profile = given["link"]
     details = [given[name] for name in ("rtt", "up", "down")]
     if profile == NO_LINK:
@@ -211,7 +211,7 @@ def link_of(given: dict[str, Any]) -> run_results.EmulatedLink | None:
 def params_of(
     given: dict[str, Any], default: encoding_parameters.Params, servers: int
 ) -> encoding_parameters.Params:
-    """Return the encoding of the files."""
+    """Return the encoding that the options select, with ``default`` for what they leave out."""
     required, total = given["required"], given["total"]
     total = default.total_shares if total is None else total
     required = min(default.required_shares, total) if required is None else required
@@ -219,7 +219,7 @@ def params_of(
 
 
 def known_scenarios(target: targets.FileTarget, quick: bool) -> list[scenarios.Scenario]:
-    """Return all scenarios of a target."""
+    """Return all scenarios that a target can be measured with; ``quick``: only the short ones."""
     if quick:
         return scenarios.quick(target.params, target.servers)
     return scenarios.full(target.link, target.params, target.servers)
@@ -232,7 +232,7 @@ def choose(
     Return the selected scenarios that the target supports and that its link is fast enough for.
 
     Raises:
-        UsageError: there are none.
+        UsageError: no scenario remains.
     """
     chosen = scenarios.choose(known_scenarios(target, given["quick"]), given["only"])
     if not target.adjustable:
@@ -241,7 +241,7 @@ def choose(
         chosen = [each for each in chosen if each.group != run_results.COLD_START]
     within, beyond = scenarios.split_by_duration(chosen, target.link, target.params)
     if beyond and given["only"] and not within:
-        within, beyond = beyond, []  # the user has named them
+        within, beyond = beyond, []  # run them, since the user has named them
     if beyond:
         names = ", ".join(each.title for each in beyond)
         console.say(f"left out, since they would take minutes on this link: {names}")
@@ -252,10 +252,10 @@ def choose(
 
 def prepare_output(directory: Path) -> Path:
     """
-    Make the directory for a report; before the measurement, which takes minutes.
+    Make the directory for a report, before the measurement, which takes minutes.
 
     Raises:
-        UsageError: it cannot be made, or a library that draws the report is not installed.
+        UsageError: the directory cannot be made, or a library that draws the report is not installed.
     """
     html_report.check_libraries()
     try:
@@ -267,7 +267,7 @@ def prepare_output(directory: Path) -> Path:
 
 def write_output(directory: Path, result: run_results.Run, console: Console) -> None:
     """
-    Write the run and its report, with the earlier runs in the directory.
+    Write the run and a report, which also shows the earlier runs in the directory.
 
     Raises:
         SinkError: a file cannot be written.
@@ -289,7 +289,7 @@ def write_output(directory: Path, result: run_results.Run, console: Console) -> 
 
 
 def earlier_runs(directory: Path, result: run_results.Run) -> list[run_results.Run]:
-    """Return the directory's runs of the same measurements, oldest first."""
+    """Return the runs in a directory with ``result``'s parameters (except seed and rounds), oldest first."""
     import attrs
 
     def what(run: run_results.Run) -> Any:
@@ -297,7 +297,7 @@ def earlier_runs(directory: Path, result: run_results.Run) -> list[run_results.R
 
     runs = []
     for path in sorted(directory.glob("*.json")):
-        with suppress(OSError, UsageError):  # of an older version, perhaps
+        with suppress(OSError, UsageError):  # skips files of other versions
             runs.append(run_results.parse_run(path.read_bytes(), str(path)))
     return [each for each in runs if what(each) == what(result)]
 

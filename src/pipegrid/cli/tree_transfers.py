@@ -1,4 +1,4 @@
-"""``put -r`` and ``get -r``: the options that select files of a tree, and both transfers."""
+"""Transfers of trees (``put -r`` and ``get -r``), and the options that select files of a tree."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from pipegrid.tree.tree_grid import Grid
 
 
-# ``get -r``: a whole directory into a local one.
+# ``get -r``: fetches a directory on the grid into a local one.
 
 MAX_NOTED = 20
-"""Files without their mode or time that are reported each; all are counted."""
+"""How many files whose mode or time could not be set are named; all of them are counted."""
 
 
 class TreeOptions(NamedTuple):
-    """How a tree is fetched; see ``Grid.tree.get_tree``."""
+    """The options for fetching a tree; see ``Grid.tree.get_tree``."""
 
     force: bool = False
     paranoid: bool = False
@@ -48,7 +48,7 @@ def tree_job(
     named: CapArguments, output: str | None, byte_range: str | None, options: TreeOptions
 ) -> GridJob:
     """
-    Return the job of fetching one tree.
+    Return the job that fetches one tree.
 
     Raises:
         click.UsageError: the arguments are invalid.
@@ -81,10 +81,13 @@ async def fetch_tree(
     into: DirectoryFd | None = None,
 ) -> ExitStatus:
     """
-    Fetch a tree, and report the outcome; returns the status of its failures, or 1 if they differ.
+    Fetch a tree, and report the outcome.
 
     Args:
         metadata_json, into: see ``Grid.tree.get_tree``.
+
+    Returns:
+        0 if all entries were fetched; the failures' status if all have the same; otherwise 1.
     """
     statuses: set[ExitStatus] = set()
 
@@ -163,7 +166,12 @@ def _print_result(console: Console, directory: str, result: TreeGetResult) -> No
 
 
 def report_losses(console: Console, losses: MetadataLosses, done: str) -> None:
-    """Report the extended metadata that was not ``stored`` or ``restored``, a line for each kind."""
+    """
+    Report the extended metadata that was not stored or restored, one line for each kind of it.
+
+    Args:
+        done: ``stored`` or ``restored``.
+    """
     report = console.fault if done == "stored" else console.note
     for text in losses.sentences(done):
         report(with_options(text, _RIGHTS))
@@ -172,11 +180,11 @@ def report_losses(console: Console, losses: MetadataLosses, done: str) -> None:
 _RIGHTS = ("need may_give_rights",)
 
 
-# Storing whole directories: the common part of ``put -r`` and ``backup``.
+# Storing whole directories: the code that ``put -r`` and ``backup`` share.
 
 MAX_LIST_BYTES = 64 << 20
 MAX_UNMATCHED = 20
-"""Patterns that matched nothing, which are reported each."""
+"""How many of the patterns that matched nothing are named."""
 
 
 selection_options = as_one(
@@ -243,7 +251,7 @@ selection_options = as_one(
         "in front that it is stored. The last pattern that matches decides; those in files come first.",
     ),
 )
-"""Which files of a directory are stored; ``SelectionOptions`` takes them."""
+"""The options that select which files of a directory are stored; ``SelectionOptions`` takes their values."""
 
 
 class SelectionOptions:
@@ -251,8 +259,8 @@ class SelectionOptions:
     The values of ``selection_options``.
 
     Attributes:
-        one_file_system: store mounted directories as empty ones.
-        strict: skipped special files change the status.
+        one_file_system: whether to store mounted directories as empty ones.
+        strict: whether skipped pipes, sockets and devices change the exit status.
 
     Raises:
         UsageError: a pattern is invalid, or two lists come from standard input.
@@ -284,20 +292,22 @@ class SelectionOptions:
         self._more: dict[str, Any] = {"tags": tags, "max_file_bytes": given["exclude_larger_than"]}
         self._lines = _listed(given["files_from"], given["files_from0"])
         if self._patterns:
-            file_selection.TreeSelection(self._patterns)  # reports invalid patterns now
+            file_selection.TreeSelection(self._patterns)  # raises errors of invalid patterns
 
     @property
     def is_any(self) -> bool:
-        """Whether any option selects what is stored of a directory."""
+        """Whether any option excludes something in a directory from being stored."""
         more = self._more["tags"] or self._more["max_file_bytes"] is not None
         return bool(self._patterns or more or self._lines is not None or self.one_file_system)
 
     def of(self, *directories: str) -> Callable[[str], file_selection.TreeSelection]:
         """
-        Return a function that makes the selection for one walk through one of these directories.
+        Return a function that is called with one of the directories and returns the selection for one walk
+        through it.
 
         Raises:
-            UsageError: a listed path is not below one of them, or is relative to several.
+            UsageError: a path in a list is not below any of the directories, or is relative and there are
+                several.
         """
         only: dict[str, list[str]] = {}
         if self._lines is not None and directories:
@@ -321,12 +331,12 @@ class SelectionOptions:
         self._made.clear()
 
     def status_of(self, counts: tree_upload.TreeCounts) -> ExitStatus:
-        """Return the status of a stored tree, by what was left out."""
+        """Return the exit status for a stored tree, which depends on how much was left out."""
         failed = counts.left_out or (self.strict and counts.skipped)
         return ExitStatus.FAILED if failed else ExitStatus.DONE
 
     def report_unmatched(self, console: Console) -> None:
-        """Report the patterns that have matched nothing in any walk."""
+        """Report the patterns that matched nothing in all walks."""
         self._note_unmatched()
         unmatched = [each for each in self._given_in if each in self._unmatched]
         for pattern in unmatched[:MAX_UNMATCHED]:
@@ -340,7 +350,7 @@ class SelectionOptions:
 
 
 def _hint(pattern: str) -> str:
-    """Return why a pattern probably matched nothing."""
+    """Return a hint why a pattern probably matched nothing, or ""."""
     if pattern.removeprefix("!").startswith("./"):
         return "; a path from the directory down begins with '/', without the dot"
     if pattern.startswith("!"):
@@ -389,7 +399,8 @@ def reports_of(
     console: Console, progress: Any, losses: MetadataLosses | None = None
 ) -> tree_upload.TreeReports:
     """
-    Return the functions that report each left-out file on a line, and move the bar.
+    Return the functions with which an upload reports each left-out file on a line, and moves the progress
+    bar.
 
     Args:
         losses: counts the extended metadata that is not stored.
@@ -426,14 +437,14 @@ def reports_of(
     def sending(counts: tree_upload.TreeCounts, more: int) -> None:
         nonlocal sending_bytes
         sending_bytes += more
-        if more > 0:  # otherwise the result follows at once
+        if more > 0:  # after a decrease, the result follows at once
             moved(counts)
 
     return tree_upload.TreeReports(left_out, moved, sending, waiting, skipped, not_stored)
 
 
 def counts_of(counts: tree_upload.TreeCounts) -> str:
-    """Return a summary of what was found, sent and left out."""
+    """Return a sentence with the numbers of files that were found, sent and left out."""
     directories = counted(counts.directories, "directory", "directories")
     sent_directories = counted(counts.sent_directories, "directory", "directories")
     links = f", {counted(counts.links, 'link')}" if counts.links else ""
@@ -461,7 +472,7 @@ def counts_of(counts: tree_upload.TreeCounts) -> str:
 
 
 def fields_of(counts: tree_upload.TreeCounts) -> dict[str, int]:
-    """Return the documented JSON form of the same."""
+    """Return the numbers of ``counts_of`` in the JSON form that the docs describe."""
     import attrs
 
     return attrs.asdict(counts)
@@ -475,7 +486,7 @@ async def put_trees(
     options: dict[str, Any],
     with_names: bool,
 ) -> int:
-    """Store directories, one after the other, and print their caps; returns the exit status."""
+    """Store directories, one after the other, and print their caps; return the exit status."""
     statuses: set[ExitStatus] = set()
     all_met = True
     for directory in directories:

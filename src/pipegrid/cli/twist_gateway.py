@@ -3,8 +3,8 @@ The gateway as a service of ``twist``:
 
     twist pipegrid-gateway --directory DIR [--port PORT] [--host NAME] ...
 
-The options are those of ``pipegrid gateway``. A gateway that cannot start ends the process, with the sentence
-and the status of that command.
+The options are those of ``pipegrid gateway``. A gateway that cannot start ends the process, with the error
+message and the status of ``pipegrid gateway``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipegrid.gateway.gateway_settings import GatewaySettings, ResticSettings, l
 
 log = Logger()
 
-tell_time()  # for clocks beyond 2262, in all modules that twist has loaded
+tell_time()  # corrects the clock beyond 2262 for modules that twist has loaded
 
 
 class GatewayOptions(usage.Options):
@@ -31,7 +31,7 @@ class GatewayOptions(usage.Options):
     The options of ``twist pipegrid-gateway``, checked like those of ``pipegrid gateway``.
 
     Attributes:
-        settings: of the gateway, once the options were parsed.
+        settings: the settings of the gateway, after the options were parsed.
     """
 
     settings: GatewaySettings
@@ -55,7 +55,7 @@ class GatewayOptions(usage.Options):
         self._hosts.append(name)
 
     def postOptions(self) -> None:
-        """Refuse invalid values, and a process that may open too few files."""
+        """Raise an error for invalid values, or if the process may open too few files."""
         if (why := few_files()) is not None:
             raise usage.UsageError(why)
         if self["directory"] is None:

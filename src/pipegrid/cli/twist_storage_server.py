@@ -3,9 +3,9 @@ The storage server as a service of ``twist``:
 
     twist pipegrid --directory DIR [--port PORT] [--durability batch] ...
 
-The options are those of ``pipegrid serve``, and the directory's settings are used in the same way. The NURL
-and the fURL are in the log. A server that cannot start ends the process, with the sentence and the status
-of ``pipegrid serve``.
+The options are those of ``pipegrid serve``, and the directory's settings are used in the same way. The log
+contains the NURL and the fURL. A server that cannot start ends the process, with the error message and the
+status of ``pipegrid serve``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from pipegrid.server.systemd import end_without_memory
 
 log = Logger()
 
-tell_time()  # for clocks beyond 2262, in all modules that twist has loaded
+tell_time()  # corrects the clock beyond 2262 for modules that twist has loaded
 
 
 def _space_bytes(text: str) -> int:
@@ -52,7 +52,7 @@ class Options(usage.Options):
     The options of ``twist pipegrid``, checked like those of ``pipegrid serve``.
 
     Attributes:
-        settings: of the server, once the options were parsed.
+        settings: the settings of the server, after the options were parsed.
     """
 
     settings: ServeSettings
@@ -93,7 +93,7 @@ class Options(usage.Options):
         self._certificates.append(file)
 
     def postOptions(self) -> None:
-        """Refuse invalid values, and a process that may open too few files."""
+        """Raise an error for invalid values, or if the process may open too few files."""
         if (why := few_files()) is not None:
             raise usage.UsageError(why)
         if self["directory"] is None:
@@ -136,7 +136,7 @@ class Options(usage.Options):
         return settings
 
     def keep(self, node: StorageNode) -> None:
-        """Record with which options the server has started."""
+        """Record the options with which the server has started; log if that fails."""
         failed = serve_record.keep(Path(self["directory"]), self._options._asdict(), node)
         if failed is not None:
             log.warn("{failed}", failed=failed)
@@ -144,11 +144,10 @@ class Options(usage.Options):
 
 class ExitWithStatus:
     """
-    Ends the process with a status, although its main program does not support one.
+    Ends the process with an exit status after a service failed, although ``twist`` supports no such status.
 
-    ``twist`` has no status for an application that fails. A failure before the reactor runs raises
-    ``SystemExit``; after a later one, the reactor is stopped, and this ends the process when all else has
-    ended.
+    A failure before the reactor runs raises ``SystemExit``. After a later failure, the reactor is stopped,
+    and ``at_exit`` ends the process after all other cleanup.
 
     Args:
         end: ends the process without further work of the interpreter.
@@ -159,25 +158,23 @@ class ExitWithStatus:
         self._end = end
 
     def fail(self, error: BaseException, reactor: Any, log: Logger) -> None:
-        """Log the error of a service, keep its status, and stop the reactor if it runs."""
+        """Log the error of a service, record the exit status for it, and stop the reactor if it runs."""
         log.critical("{error}", error=sentence(error))
         self.status = status_of(error)
         if reactor.running:
             reactor.stop()
 
     def at_exit(self) -> None:
-        """End with the status, unless it is 0; the last function that the interpreter calls."""
+        """End the process with the recorded status, unless that is 0; the interpreter calls this last."""
         if self.status is not ExitStatus.DONE:
             for stream in (sys.stdout, sys.stderr):
-                with suppress(
-                    OSError, ValueError, AttributeError
-                ):  # the stream is full, closed, or absent
+                with suppress(OSError, ValueError, AttributeError):  # the stream may be unusable
                     stream.flush()
             self._end(self.status)
 
 
 class StorageService(Service):
-    """Starts and stops with its application."""
+    """A service that runs a storage server while its application runs."""
 
     def __init__(
         self,
@@ -193,10 +190,10 @@ class StorageService(Service):
 
     def startService(self) -> None:
         """
-        Begin to listen; a failure ends the process.
+        Start the server; if that fails, the process ends.
 
         Raises:
-            SystemExit: it failed at once.
+            SystemExit: the server failed at once.
         """
         super().startService()
         need_no_threads(self._reactor)
@@ -205,7 +202,7 @@ class StorageService(Service):
             raise SystemExit(int(self._exits.status))
 
     def stopService(self) -> Deferred[None]:
-        """Return a Deferred that fires when the node has stopped; the reactor runs until then."""
+        """Stop the server; return a Deferred that fires when it has stopped. The reactor runs until then."""
         super().stopService()
         return self.node.stop()
 
@@ -218,7 +215,10 @@ class StorageService(Service):
 
 
 def own_process() -> tuple[Any, ExitWithStatus]:
-    """Prepare the process, which is ours whatever its program's name; returns its reactor and its end."""
+    """
+    Prepare the process, which runs only this service, whatever its program is; return its reactor and
+    ``ExitWithStatus``.
+    """
     from twisted.internet import reactor
 
     exits = ExitWithStatus()

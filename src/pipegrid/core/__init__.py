@@ -1,1 +1,1 @@
-"""The file format, as pure functions and classes: no reactor, clock, file or thread."""
+"""The file format as pure functions and classes, which use no reactor, clock, file or thread."""

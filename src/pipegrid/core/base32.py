@@ -1,4 +1,7 @@
-"""Base32 for caps, storage indexes and secrets: RFC 4648, lower case, no padding, strict."""
+"""
+Base32 for caps, storage indexes and secrets: RFC 4648 in lower case, without padding; invalid text is
+rejected.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +12,28 @@ _AS_NUMBER = bytes(
     _VALUES[_DIGITS.index(character)] if (character := chr(byte)) in _DIGITS else ord("!")
     for byte in range(256)
 )
-"""Maps base32 digits to those of ``int(text, 32)``, and other bytes to one that ``int`` rejects."""
+"""
+Maps each base32 digit to the digit with the same value in ``int(text, 32)``; every other byte becomes ``!``,
+which ``int`` rejects.
+"""
 
-_LENGTHS = frozenset({0, 2, 4, 5, 7})  # possible lengths of a text, modulo 8
+_LENGTHS = frozenset({0, 2, 4, 5, 7})  # lengths modulo 8 that a base32 text can have
 
 
 def encode(data: bytes) -> str:
     """
     Return the base32 text of data: ceil(8 * len(data) / 5) characters.
 
-    Every request names a storage index; ``base64.b32encode`` takes ten times as long for one.
+    Speed matters, since every request names a storage index; ``base64.b32encode`` takes ten times as long.
     """
     if len(data) == 16:
         return _encode_index(int.from_bytes(data, "big") << 2)
-    if len(data) == 32:  # a cap has one field of 16 bytes and one of 32
+    if len(data) == 32:  # a cap has a field of 16 bytes and a field of 32
         value = int.from_bytes(data, "big") << 4
         return _encode_index(value >> 130) + _encode_index(value & (1 << 130) - 1)
     count = (8 * len(data) + 4) // 5
     value = int.from_bytes(data, "big") << (5 * count - 8 * len(data))
-    # Two characters at a time, the last first: the number gets shorter with each step.
+    # Each step takes two characters from the end of the text, so the number gets shorter with each step.
     pairs = []
     for _ in range(count // 2):
         pairs.append(_PAIRS[value & 1023])
@@ -39,7 +45,7 @@ def encode(data: bytes) -> str:
 
 
 def _encode_index(value: int) -> str:
-    """Return 26 characters, the length of storage indexes and keys; half as fast with a loop."""
+    """Return 26 characters, the length of storage indexes and keys. A loop would be half as fast."""
     p, high, low = _PAIRS, value >> 60, value & (1 << 60) - 1
     return (
         p[high >> 60]
@@ -63,12 +69,12 @@ def decode(text: str) -> bytes:
     Return the bytes that text encodes.
 
     Raises:
-        ValueError: text has a character outside ``a-z2-7``, an impossible length, or spare bits that are
-            not zero. So every byte string has exactly one text.
+        ValueError: text has a character outside ``a-z2-7``, an impossible length, or spare bits that are not
+            zero. So every byte string has exactly one valid text.
     """
     if not text:
         return b""
-    # ``int`` takes a tenth of the time of ``base64.b32decode``.
+    # ``int`` takes a tenth of the time that ``base64.b32decode`` takes.
     try:
         value = int(text.encode("ascii").translate(_AS_NUMBER), 32)
     except ValueError:

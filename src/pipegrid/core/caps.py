@@ -1,9 +1,8 @@
 """
-Capabilities: their kinds, a strict parser, and checks of what a cap grants.
+Capabilities: a class for each kind, a strict parser, and checks of what a cap grants.
 
-Every cap has exactly one spelling. A string of an unknown kind becomes an ``UnknownCap``, which can be
-copied but not opened. Source: the format reference, section 8; for mutable kinds, section 1 of its
-appendix.
+Every cap has exactly one spelling. Text of an unknown kind becomes an ``UnknownCap``, which can be copied but
+not opened. Source: the format reference, section 8; for mutable kinds, section 1 of its appendix.
 """
 
 from __future__ import annotations
@@ -28,7 +27,10 @@ _NUMBER = re.compile(r"(0|[1-9][0-9]{0,19})\Z")
 
 @attrs.frozen
 class ChkCap:
-    """Reads one immutable file. It is its own read-only form."""
+    """
+    Read cap of an immutable file. It is also the file's read-only cap, since an immutable file cannot be
+    written.
+    """
 
     key: bytes = attrs.field(repr=False)
     ueb_hash: bytes
@@ -45,11 +47,11 @@ class ChkCap:
         return hashes.storage_index(self.key)
 
     def readonly(self) -> ChkCap:
-        """Return the cap that reads but cannot write: itself."""
+        """Return this cap itself: it grants reading, but not writing."""
         return self
 
     def verifier(self) -> ChkVerifierCap:
-        """Return the cap that checks the shares but cannot read the file."""
+        """Return the verify cap, which grants checking the shares but not reading the file."""
         return ChkVerifierCap(
             self.storage_index, self.ueb_hash, self.required_shares, self.total_shares, self.size
         )
@@ -57,7 +59,7 @@ class ChkCap:
 
 @attrs.frozen
 class ChkVerifierCap:
-    """Checks the shares of one immutable file."""
+    """Verify cap of an immutable file, which grants checking its shares."""
 
     storage_index: bytes
     ueb_hash: bytes
@@ -69,7 +71,7 @@ class ChkVerifierCap:
         return "URI:CHK-Verifier:" + _chk_fields(self.storage_index, self)
 
     def readonly(self) -> ChkVerifierCap:
-        """Return itself: it does not allow writing."""
+        """Return this cap itself: it does not grant writing."""
         return self
 
     def verifier(self) -> ChkVerifierCap:
@@ -78,7 +80,9 @@ class ChkVerifierCap:
 
 @attrs.frozen
 class LitCap:
-    """Contains a small file as a whole; it has no shares, so nothing can be verified."""
+    """
+    Literal cap, which contains a small file as a whole. The file has no shares, so nothing can be verified.
+    """
 
     data: bytes = attrs.field(repr=False)
 
@@ -105,12 +109,12 @@ class LitCap:
 @attrs.frozen
 class MutableCap:
     """
-    Names one mutable file, SDMF (``SSK``) or MDMF.
+    Cap of one mutable file, SDMF (``SSK``) or MDMF.
 
     Attributes:
         kind: ``SSK`` or ``MDMF``.
-        access: ``write``, ``read`` or ``verify``.
-        secret: 16 bytes: the write key, the read key, or the storage index.
+        access: what the cap grants: ``write``, ``read`` or ``verify``.
+        secret: 16 bytes: the write key, the read key, or the storage index, depending on access.
         fingerprint: 32-byte hash of the public key.
     """
 
@@ -130,7 +134,7 @@ class MutableCap:
         return self.verifier().secret
 
     def readonly(self) -> MutableCap:
-        """Return the cap that reads but cannot write."""
+        """Return the read cap, or this cap itself if it does not grant writing."""
         if self.access != "write":
             return self
         tag = b"allmydata_mutable_writekey_to_readkey_v1"
@@ -139,7 +143,7 @@ class MutableCap:
         )
 
     def verifier(self) -> MutableCap:
-        """Return the cap that checks the shares but cannot read the file."""
+        """Return the verify cap, which grants checking the shares but not reading the file."""
         if self.access == "verify":
             return self
         tag = b"allmydata_mutable_readkey_to_storage_index_v1"
@@ -152,7 +156,10 @@ FileCap = ChkCap | ChkVerifierCap | LitCap | MutableCap
 
 @attrs.frozen
 class DirectoryCap:
-    """A directory: a cap of the file that holds the packed entries, spelled as a directory."""
+    """
+    Cap of a directory. It wraps the cap of the file that holds the packed entries, and its text begins with
+    ``URI:DIR2``.
+    """
 
     file: FileCap
 
@@ -161,15 +168,15 @@ class DirectoryCap:
 
     @property
     def storage_index(self) -> bytes | None:
-        """16 bytes that name the shares, or None for a literal directory."""
+        """16 bytes that name the shares of the directory's file, or None for a literal directory."""
         return self.file.storage_index
 
     def readonly(self) -> DirectoryCap:
-        """Return the cap that reads but cannot write."""
+        """Return the directory's read cap, which does not grant writing."""
         return DirectoryCap(self.file.readonly())
 
     def verifier(self) -> DirectoryCap | None:
-        """Return the cap that checks the shares, or None for a literal directory."""
+        """Return the directory's verify cap, or None for a literal directory."""
         verifier = self.file.verifier()
         return None if verifier is None else DirectoryCap(verifier)
 
@@ -188,8 +195,11 @@ Cap = ChkCap | ChkVerifierCap | LitCap | MutableCap | DirectoryCap | UnknownCap
 
 
 def _as_directory(text: str) -> str:
-    """Return the kind of a directory's cap from that of its file, with what follows the kind."""
-    # Caps of SDMF directories do not name the file's kind.
+    """
+    Turn a file cap's text without ``URI:`` (kind and fields) into the text for the directory whose entries
+    the file holds.
+    """
+    # The caps of SDMF directories are named ``DIR2``, without the kind of their file.
     return f"DIR2{text[3:]}" if text.startswith("SSK") else f"DIR2-{text}"
 
 
@@ -204,12 +214,12 @@ def parse_cap(text: str) -> Cap:
     """
     Parse a cap.
 
-    A prefix ``ro.`` or ``imm.`` is removed if the cap keeps its promise; otherwise the cap stays unknown,
-    and unusable.
+    A prefix ``ro.`` (read-only) or ``imm.`` (immutable) is removed if it is true of the cap. Otherwise the
+    result is an ``UnknownCap``, which cannot be opened.
 
     Raises:
-        CapError: text names a known kind but is not a well-formed cap of it.
-        UsageError: it is not text.
+        CapError: text names a known kind but is not a well-formed cap of that kind.
+        UsageError: text is not a ``str``.
     """
     check_kind(text, str, "a capability", "text", secret=True)
     if text.startswith(_PREFIXES):
@@ -221,10 +231,11 @@ def parse_cap(text: str) -> Cap:
 
 def as_cap(cap: str | Cap) -> Cap:
     """
-    Return a cap given as such or as text, which may be surrounded by blanks.
+    Return a cap that is given as an object or as text; blanks around the text are removed.
 
     Raises:
-        CapError, UsageError: as ``parse_cap``; or it is neither.
+        CapError: as ``parse_cap``.
+        UsageError: the argument is neither a cap nor text.
     """
     if isinstance(cap, str):
         return parse_cap(cap.strip())
@@ -234,12 +245,18 @@ def as_cap(cap: str | Cap) -> Cap:
 
 
 def shown_cap(cap: object) -> str:
-    """Return the ``repr`` of a cap, which contains no secret; for text, only its type."""
+    """
+    Return the ``repr`` of a cap object, which contains no secret. For text, return only its type, since the
+    text may be secret.
+    """
     return repr(cap) if isinstance(cap, (*get_args(Cap), type(None))) else shown(cap, secret=True)
 
 
 def _parse_bare(text: str) -> Cap:
-    """Parse a cap without a prefix; a second prefix makes it unknown, like any other unexpected start."""
+    """
+    Parse a cap without a prefix. Text with a second prefix, or any other unexpected start, becomes an
+    ``UnknownCap``.
+    """
     end = text.find(":", len(_START))
     parse = _PARSERS.get(text[len(_START) : end]) if end >= 0 and text.startswith(_START) else None
     return UnknownCap(text) if parse is None else parse(text[end + 1 :])
@@ -254,7 +271,7 @@ def _keeps_promise(cap: Cap, prefix: str) -> bool:
 
 class _FileParser(Protocol):
     def __call__(self, fields: str, what: str) -> FileCap:
-        """Parse the fields of a cap; ``what`` names it in errors."""
+        """Parse the fields of a cap; error messages call the cap's kind ``what``."""
 
 
 def _parse_chk(fields: str, what: str) -> ChkCap:
@@ -280,7 +297,7 @@ def _parse_chk_fields(fields: str, what: str) -> tuple[bytes, bytes, int, int, i
 
 
 def _parse_lit(fields: str, what: str) -> LitCap:
-    # Literals longer than those we write are valid.
+    # Literal caps longer than those that PipeGrid writes are valid.
     try:
         return LitCap(base32.decode(fields))
     except ValueError as error:
@@ -292,7 +309,7 @@ def _mutable_parser(kind: str, access: str) -> _FileParser:
         parts = fields.split(":")
         if len(parts) < 2 or (kind == "SSK" and len(parts) != 2):
             raise _wrong_fields(what, len(parts), 2)
-        # MDMF caps may carry hints after the fingerprint, which are obsolete.
+        # MDMF caps may have obsolete hints after the fingerprint, which are ignored.
         secret = _parse_bytes(parts[0], hashes.KEY_BYTES, what)
         return MutableCap(kind, access, secret, _parse_bytes(parts[1], hashes.HASH_BYTES, what))
 
@@ -325,7 +342,7 @@ def _parse_bytes(text: str, length: int, what: str) -> bytes:
 
 def _parse_number(text: str, what: str) -> int:
     if not _NUMBER.match(text):
-        # The text is not shown: if the fields are out of order, it may be the key.
+        # The error does not show the text: if the fields are out of order, the text may be the key.
         raise _damaged(what, "a count or size in it is not a number")
     return int(text)
 
@@ -352,24 +369,24 @@ _register()
 
 
 def immutable_size(cap: Cap | None) -> int | None:
-    """Return the size that the cap of an immutable file contains; None for any other."""
+    """Return the file size that an immutable file's cap contains; None for a cap of another kind."""
     return cap.size if isinstance(cap, (ChkCap, LitCap)) else None
 
 
 def is_literal_size(size: int) -> bool:
-    """Return whether a file of ``size`` bytes is stored in its cap."""
+    """Return whether a file of ``size`` bytes is stored in its cap, as a literal."""
     return size <= MAX_LITERAL_BYTES
 
 
-# Which caps an operation accepts, and errors about the others.
+# Functions that check which caps an operation accepts, and the errors about other caps.
 
 
 def mutable_file(given: str | Cap, directories: bool = False) -> MutableCap | None:
     """
-    Return the cap of a mutable file, whatever it grants, or None for a cap of another kind.
+    Return the cap of a mutable file, be it a write, read or verify cap; None for a cap of another kind.
 
     Args:
-        directories: also accept a mutable directory, and return the cap of its file.
+        directories: also accept the cap of a mutable directory, and return the cap of the directory's file.
     """
     cap = parse_cap(given.strip()) if isinstance(given, str) else given
     if directories and isinstance(cap, DirectoryCap):
@@ -385,10 +402,10 @@ def writes(cap: Cap | None) -> bool:
 
 def writable(given: str | Cap) -> MutableCap:
     """
-    Return the cap that writes a mutable file, or the file of a mutable directory.
+    Return the write cap of a mutable file, or of a mutable directory's file.
 
     Raises:
-        CapError: it is malformed, of another kind, or does not grant writing.
+        CapError: the cap is malformed, of another kind, or does not grant writing.
     """
     cap = mutable_file(given, directories=True)
     if cap is None:
@@ -405,10 +422,10 @@ def writable(given: str | Cap) -> MutableCap:
 
 def readable(given: str | Cap) -> ChkCap | LitCap:
     """
-    Return the cap of an immutable file that grants reading.
+    Return the read cap of an immutable file.
 
     Raises:
-        CapError: it is malformed, or of another kind.
+        CapError: the cap is malformed, or of another kind.
     """
     cap = parse_cap(given.strip()) if isinstance(given, str) else given
     if isinstance(cap, (ChkCap, LitCap)):
@@ -423,10 +440,10 @@ def readable(given: str | Cap) -> ChkCap | LitCap:
 
 def fetchable(given: str | Cap) -> ChkCap | LitCap | MutableCap:
     """
-    Return the cap of a file, mutable or not, that grants reading.
+    Return the read cap of a file, mutable or not.
 
     Raises:
-        CapError: it is malformed, or of another kind.
+        CapError: the cap is malformed, or of another kind.
     """
     cap = parse_cap(given.strip()) if isinstance(given, str) else given
     if not isinstance(cap, MutableCap):
@@ -443,7 +460,7 @@ def checkable(given: str | Cap) -> ChkCap | ChkVerifierCap | LitCap:
     Return the cap of an immutable file, or of an immutable directory's file, whose shares can be checked.
 
     Raises:
-        CapError: it is malformed, or of another kind.
+        CapError: the cap is malformed, or of another kind.
     """
     cap = parse_cap(given.strip()) if isinstance(given, str) else given
     file = cap.file if isinstance(cap, DirectoryCap) else cap
@@ -454,10 +471,11 @@ def checkable(given: str | Cap) -> ChkCap | ChkVerifierCap | LitCap:
 
 def keepable(given: str | Cap) -> ChkCap | ChkVerifierCap | LitCap | MutableCap:
     """
-    Return the cap of a file or of a directory's file, mutable or not, that can be checked and renewed.
+    Return the cap of a file, or of a directory's file, whose shares can be checked and whose leases can be
+    renewed.
 
     Raises:
-        CapError: it is malformed, or of another kind.
+        CapError: the cap is malformed, or of another kind.
     """
     return mutable_file(given, directories=True) or checkable(given)
 
@@ -467,7 +485,7 @@ def walkable(given: str | Cap) -> ChkCap | LitCap | MutableCap | DirectoryCap:
     Return the cap of a directory that can be listed, or of a file that can be read.
 
     Raises:
-        CapError: it is malformed, or of another kind.
+        CapError: the cap is malformed, or of another kind.
     """
     cap = parse_cap(given.strip()) if isinstance(given, str) else given
     if not isinstance(cap, DirectoryCap):
@@ -482,7 +500,7 @@ def walkable(given: str | Cap) -> ChkCap | LitCap | MutableCap | DirectoryCap:
 
 
 def unknown_kind(cap: UnknownCap) -> CapError:
-    """Return the error for a cap of an unknown kind, which a later version may know."""
+    """Return the error for a cap of an unknown kind; a later version of PipeGrid may know the kind."""
     start = printable(cap.text[:12] + ("..." if len(cap.text) > 12 else ""))
     return CapError(
         f"'{start}' is not a cap that PipeGrid knows; copy it whole, or use a later version"

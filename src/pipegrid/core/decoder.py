@@ -1,5 +1,6 @@
 """
-Restores a range of an immutable file from its shares, without I/O; the caller reads what it asks for.
+Decoder that restores a range of an immutable file from its shares. It does no I/O: the caller reads the
+ranges that it asks for.
 
 Source: the format reference, section 7.
 """
@@ -24,23 +25,24 @@ MERGE_GAP_BYTES = 8192
 
 _APART_BYTES = 1 << 18
 """
-A longer run of blocks is not requested in one span with metadata that follows it.
+A run of blocks longer than this is not requested in one span with metadata.
 
-A reader may pause such a span, and then the metadata would never arrive.
+A reader may pause the span of a long run, and then the metadata would never arrive.
 """
 
 
 class Decoder(FileShares):
     """
-    Restores one range of one file from its shares; ``FileShares`` has the attributes.
+    Restores one range of one file from its shares. ``FileShares`` documents the attributes.
 
-    The caller asks ``wanted`` what to read of a share, passes the bytes to ``received`` in any order and
-    pieces, runs the jobs of ``next_job`` in any thread, and passes their results to ``finish``, which
-    returns plaintext in order. No block is decoded, and no plaintext is returned, before it is verified.
+    For each share, the caller asks ``wanted`` for the ranges to read, and passes the bytes to ``received`` in
+    any order and in pieces of any size. It runs the jobs of ``next_job`` in any thread, and passes their
+    results to ``finish``, which returns plaintext in order. Blocks are verified before they are decoded, and
+    plaintext before it is returned.
 
-    Until a share's header and the UEB are known, offsets follow from a guess of the segment size; a correct
-    guess saves one round trip. A header is not authenticated: it may only suggest where to read, and how
-    much is read because of it is bounded.
+    Until a share's header and the UEB are known, offsets are computed from a guessed segment size; a correct
+    guess saves one round trip. A header is not authenticated: it only suggests where to read, and a wrong one
+    can cause only a limited number of bytes to be read.
     """
 
     def __init__(
@@ -56,24 +58,25 @@ class Decoder(FileShares):
         """
         Prepare to restore plaintext [start, start + length), clipped to the file.
 
-        With a verify cap it restores ciphertext, for want of a key.
+        With a verify cap, which has no key, the decoder restores ciphertext.
 
         Args:
             length: None for the rest of the file.
             guess_segment_bytes: the maximum segment size that the writer probably used.
-            merge_gap_bytes: spans at most this far apart become one.
+            merge_gap_bytes: spans at most this far apart are merged.
             max_segment_bytes: a file with larger segments is not restored.
         """
         super().__init__(cap, start, length, guess_segment_bytes, max_segment_bytes)
         self._merge_gap_bytes = merge_gap_bytes
         self._running: dict[int, dict[int, ShareParts]] = {}
 
-    # What is missing.
+    # What the caller still has to get.
 
     @property
     def segments_left(self) -> tuple[int, int]:
         """
-        The segments [first, end) whose plaintext has not been returned; a guess until the UEB is known.
+        The segments [first, end) whose plaintext has not been returned yet; an estimate until the UEB is
+        known.
         """
         if self._queue is None:
             return self._segment_range(self.guessed_geometry)
@@ -81,7 +84,7 @@ class Decoder(FileShares):
 
     @property
     def delivered_bytes(self) -> int:
-        """How many bytes of the range have been returned."""
+        """How many bytes of the file's range ``finish`` has returned."""
         if self._queue is None or self.geometry is None:
             return 0
         until = min(self._queue.next_delivery * self.geometry.segment_bytes, self._end)
@@ -90,14 +93,15 @@ class Decoder(FileShares):
     @property
     def metadata_bytes(self) -> int:
         """
-        The size of a share without its blocks; these bytes may be held in addition to the limit for blocks.
+        The length of a share without its blocks. These bytes may be in memory in addition to the limit for
+        blocks.
         """
         geometry = self.geometry or self.guessed_geometry
         return layout.share_bytes(geometry) - geometry.share_data_bytes
 
     @property
     def lacking(self) -> int:
-        """How many more good shares are needed to restore everything; 0 if none."""
+        """How many more good shares are needed to restore the rest of the range; 0 if there are enough."""
         if self.done:
             return 0
         useful = [s for s in self._shares.values() if not s.bad and self._is_useful(s)]
@@ -123,7 +127,7 @@ class Decoder(FileShares):
     def _is_useful(self, share: ShareParts) -> bool:
         if share.available:
             return True
-        # Its server is gone, but all that is needed of it may have arrived.
+        # The share's server is gone, but all bytes that are still needed from it may have arrived.
         if self.geometry is None or self._queue is None or share.layout is None:
             return False
         first, end = self._queue.next_delivery, self._queue.end
@@ -137,7 +141,10 @@ class Decoder(FileShares):
         return [block_range(where, geometry, first, end)]
 
     def _is_whole(self, tree: ShareTree | None) -> bool:
-        """Return whether all that is still needed of a tree has arrived; for shares that get no more."""
+        """
+        Return whether all nodes of a tree that are still needed have arrived. Used for shares whose server is
+        gone.
+        """
         if tree is None or self._queue is None:
             return False
         tree.need(self._queue.next_delivery, self._queue.end, self._queue.end)
@@ -153,15 +160,15 @@ class Decoder(FileShares):
         part: Range | None = None,
     ) -> list[Span]:
         """
-        Return what to read of a share that was not requested before; it counts as requested from now on.
+        Return the spans to read next from a share; later calls do not return them again.
 
-        Metadata comes first, or together with the first blocks. An empty list means: wait, or all is
-        requested.
+        Metadata comes first, or together with the first blocks. An empty list means that everything is
+        requested, or that the caller must wait for other bytes.
 
         Args:
             ahead_bytes: how many bytes of blocks may be requested beyond those whose plaintext has been
-                returned; at least one block is.
-            most_bytes: the limit for blocks, even if that is only a part of one.
+                returned; at least one block is requested.
+            most_bytes: the maximum number of bytes of blocks, even if that is only a part of one block.
             part: only blocks of these segments [first, end).
         """
         share = self._shares.get(share_number)
@@ -173,7 +180,7 @@ class Decoder(FileShares):
         ask = share.store.ask
         around = [each for span in self._metadata_wanted(share, where, plan) for each in ask(*span)]
         within = [each for run in runs for each in ask(*run)]
-        if not around and not within:  # the usual case: all shares are examined after each event
+        if not around and not within:  # the usual case: callers ask after each event
             return []
         blocks = (runs[0][0], runs[-1][1]) if runs else (0, 0)
         apart = blocks[1] - blocks[0] > max(_APART_BYTES, plan.geometry.block_bytes)
@@ -181,7 +188,7 @@ class Decoder(FileShares):
             Spans(around if apart else (*around, *within)),
             Spans(within if apart else ()),
         )
-        # No block can be used before the metadata is known.
+        # Metadata comes first: no block can be used before it is known.
         spans = [Span(a, b - a) for a, b in metadata.merged(self._merge_gap_bytes)]
         spans.sort(key=lambda span: (span.end > blocks[0] and span.offset < blocks[1], span.offset))
         return spans + [Span(a, b - a, True) for a, b in data.merged(self._merge_gap_bytes)]
@@ -190,7 +197,7 @@ class Decoder(FileShares):
         """
         Return whether the next segment to return needs any of the bytes [start, end) of a share.
 
-        Pausing these bytes delays the whole download, however much of the share has arrived.
+        Pausing such bytes delays the whole download, even if most of the share has arrived.
         """
         share = self._shares.get(share_number)
         if share is None or share.bad or not share.available or self.done:
@@ -201,7 +208,7 @@ class Decoder(FileShares):
         return any(not share.store.has(max(a, start), min(b, end)) for a, b in needed)
 
     def _block_runs(self, plan: ReadPlan, where: ShareLayout) -> list[Range]:
-        """Return the ranges of blocks to read now according to a plan, in order."""
+        """Return the ranges of blocks that a plan allows to be read now, in ascending order."""
         return [plan.blocks(where)]
 
     def _plan(
@@ -210,8 +217,8 @@ class Decoder(FileShares):
         if self.geometry is not None and self._queue is not None:
             first, end = self._queue.next_delivery, self._queue.end
             return ReadPlan(self.geometry, first, end, ahead_bytes, most_bytes, part)
-        # It is a guess, or an unverified header: neither may make us read more than one block of a default
-        # file.
+        # The geometry is a guess, or from an unverified header. It must not cause more than one block of a
+        # file with the default segment size to be read.
         trusted_bytes = max(ahead_bytes, self.guessed_geometry.block_bytes)
         most_bytes = trusted_bytes if most_bytes is None else min(trusted_bytes, most_bytes)
         first, end = self._segment_range(share.hint)
@@ -238,9 +245,9 @@ class Decoder(FileShares):
         Return a job that is ready, or None. Several jobs may run at the same time.
 
         Raises:
-            CorruptionError: the file itself is inconsistent; no share can help.
-            CapMismatch: the cap's numbers are not those of the UEB that it names.
-            SegmentTooLarge: it needs more memory than is allowed.
+            CorruptionError: the file itself is inconsistent; no other share can help.
+            CapMismatch: the cap's numbers differ from those in the UEB that the cap names.
+            SegmentTooLarge: a segment needs more memory than is allowed.
         """
         self.raise_failure()
         if self._queue is None or self.done:
@@ -287,10 +294,10 @@ class Decoder(FileShares):
             self._condemn(share, bad)
             return None
         if expected_hash is None:
-            self._read_parts(share)  # perhaps the share has ended, and the hash will never arrive
+            self._read_parts(share)  # if the share has ended, the hash will never arrive
             return None
         if not share.store.has(start, end):
-            return None  # a wrong header placed the tree within the block; the block is read again
+            return None  # the header is wrong: loading its tree dropped a part of the block
         return Block(share.number, share.store.pieces(start, end), expected_hash)
 
     def _crypttext_hash(self, segment: int, queue: SegmentQueue) -> bytes | None:
@@ -306,7 +313,7 @@ class Decoder(FileShares):
                 continue
             if found is not None:
                 return found
-            self._read_parts(share)  # the share may have ended before this tree was needed
+            self._read_parts(share)  # the share may have ended before the caller needed this tree
         return None
 
     def finish(self, result: SegmentResult) -> list[Buffer]:
@@ -314,7 +321,7 @@ class Decoder(FileShares):
         Accept the result of a job; return the plaintext that is next in order.
 
         Raises:
-            CorruptionError: the file itself is inconsistent; no share can help.
+            CorruptionError: the file itself is inconsistent; no other share can help.
         """
         assert self.geometry is not None
         assert self._queue is not None
@@ -335,9 +342,9 @@ class Decoder(FileShares):
 
     def release(self) -> None:
         """
-        Drop all bytes, and accept no more: the reader has ended, with or without success.
+        Drop all bytes, and accept no more, because the reader has ended, with or without success.
 
-        What an interrupted reader was doing may refer to itself, and so be in memory for long.
+        Objects of an interrupted reader may form a reference cycle, and so stay in memory for a long time.
         """
         for share in self._shares.values():
             share.store.clear()

@@ -19,21 +19,22 @@ from pipegrid.core.stream_cipher import StreamCipher
 from pipegrid.errors import CorruptionError, SourceError
 
 Plaintext = Buffer | Sequence[Buffer]
-"""One segment of plaintext, whole or in pieces; it is only read, and not kept."""
+"""One segment of plaintext, whole or in pieces. The encoder only reads it, and does not keep it."""
 
-# Ciphertext is hashed in pieces of this size right after it was made, while it is in the cache.
+# Ciphertext is encrypted and hashed in pieces of this size, so that each is hashed while it is in the CPU's
+# cache.
 _CIPHER_STEP_BYTES = 64 * 1024
 
 
 class ShareWrite(NamedTuple):
     """
-    Bytes for one share.
+    Bytes to write to one share.
 
     Attributes:
         share_number: the share.
         offset: where in the share data the first piece begins.
-        pieces: buffers to write one after the other. They never change after this, and several writes may
-            share them; a write keeps its pieces in memory.
+        pieces: buffers to write one after the other. Their contents do not change any more, and several
+            writes may share a buffer. A write keeps its pieces in memory.
     """
 
     share_number: int
@@ -41,7 +42,7 @@ class ShareWrite(NamedTuple):
     pieces: tuple[Buffer, ...]
 
     def __repr__(self) -> str:
-        """Without the pieces, which are long."""
+        """Return a short form without the pieces, which are long."""
         return f"ShareWrite({self.share_number}, {self.offset}, ...)"
 
     @property
@@ -55,9 +56,9 @@ class Segment(NamedTuple):
     One encrypted segment.
 
     Attributes:
-        number: of the segment in the file, from 0.
-        padded: the ciphertext and up to k - 1 zero bytes, which make k blocks.
-        length: bytes of ciphertext.
+        number: the segment's number in the file, from 0.
+        padded: the ciphertext and up to k - 1 zero bytes, so that it divides into k blocks.
+        length: the length of the ciphertext, in bytes.
     """
 
     number: int
@@ -70,10 +71,10 @@ class CodedSegment(NamedTuple):
     One segment after erasure coding.
 
     Attributes:
-        number: of the segment in the file, from 0.
+        number: the segment's number in the file, from 0.
         segment_hash: 32 bytes, for the crypttext hash tree.
         block_hashes: 32 bytes for each of the n blocks.
-        blocks: the pieces of each requested block, by share number.
+        blocks: by share number, the pieces of each requested block.
     """
 
     number: int
@@ -82,15 +83,15 @@ class CodedSegment(NamedTuple):
     blocks: dict[int, tuple[Buffer, ...]]
 
     def __repr__(self) -> str:
-        """Without the blocks, which are long."""
+        """Return a short form without the blocks, which are long."""
         return f"CodedSegment({self.number}, ...)"
 
 
 def convergent_key(convergence: bytes, geometry: Geometry, plaintext: Iterable[Buffer]) -> bytes:
     """
-    Return the 16-byte key of a plaintext, the same for all clients with this secret and geometry.
+    Return the 16-byte key of a plaintext. All clients with the same secret and geometry get the same key.
 
-    For a plaintext that arrives over time feed ``hashes.convergent_key_hasher`` instead.
+    For a plaintext that arrives over time, use ``hashes.convergent_key_hasher`` instead.
 
     Args:
         convergence: the convergence secret, any bytes.
@@ -106,23 +107,23 @@ def convergent_key(convergence: bytes, geometry: Geometry, plaintext: Iterable[B
 
 class Encoder:
     """
-    Encodes one file. Each segment takes three steps, so that the expensive one can run in any thread and
+    Encodes one file. Each segment takes three steps, so that the expensive step can run in any thread and
     order:
 
-    * ``encrypt``: in order, since one cipher and one hash run through the whole file;
-    * ``code``: erasure coding and hashing, some four fifths of the work; does not change the encoder;
-    * ``add``: cheap; records the hashes and returns the bytes to write to each share.
+    * ``encrypt`` runs in order, since one cipher and one hash run through the whole file;
+    * ``code`` does erasure coding and hashing, some four fifths of the work; it does not change the encoder;
+    * ``add`` is cheap; it records the hashes and returns the bytes to write to each share.
 
-    ``finish`` then returns what follows the blocks, and makes the cap known. ``recode`` encodes a segment
-    again, for a share that moves to another server: encoding is deterministic, so only the hashes have to
-    be kept, 32 bytes for every block and every segment. The caller runs ``encrypt``, ``add`` and ``finish``
-    one at a time.
+    ``finish`` then returns the bytes that follow the blocks, and makes the cap known. ``recode`` encodes a
+    segment again, for a share that moves to another server: encoding is deterministic, so only the hashes
+    have to be kept, 32 bytes for every block and every segment. The caller runs ``encrypt``, ``add`` and
+    ``finish`` one at a time.
 
     Attributes:
         geometry: the file's sizes.
         layout: the offsets in every share.
         share_bytes: the exact length of every share, known from the start.
-        ueb: the URI extension block, b"" before ``finish``.
+        ueb: the URI extension block; b"" before ``finish``.
     """
 
     def __init__(self, geometry: Geometry, key: bytes, *, force_version: int | None = None) -> None:
@@ -131,7 +132,7 @@ class Encoder:
 
         Args:
             key: 16 bytes, from ``convergent_key`` or random.
-            force_version: layout version 1 or 2; by default the one that every writer would choose.
+            force_version: layout version 1 or 2; by default version 1, unless the share is too long for it.
         """
         self.geometry = geometry
         self.layout = layout.for_geometry(geometry, force_version)
@@ -141,10 +142,10 @@ class Encoder:
         self._cipher: StreamCipher | None = StreamCipher(key)
         self._crypttext_hasher = hashes.CRYPTTEXT.hasher()
         self._next_segment = 0
-        self._added = bytearray(geometry.num_segments)  # 1 for each segment that was added
+        self._added = bytearray(geometry.num_segments)  # 1 for each added segment
         self._segment_hashes = _HashTable(1, geometry.num_segments)
         self._block_hashes = _HashTable(geometry.total_shares, geometry.num_segments)
-        # Set by finish.
+        # ``finish`` sets these.
         self._crypttext_tree = b""
         self._share_tree = b""
 
@@ -158,10 +159,10 @@ class Encoder:
 
     def encrypt(self, plaintext: Plaintext) -> Segment:
         """
-        Encrypt the next segment; in order, one call at a time.
+        Encrypt the next segment; call this in order, one call at a time.
 
-        The ciphertext goes to a new buffer: encrypting in place would save only 0.2 % of the time, and
-        would overwrite the caller's plaintext.
+        The ciphertext goes to a new buffer: encrypting in place would save only 0.2 % of the time, and would
+        overwrite the caller's plaintext.
 
         Raises:
             SourceError: plaintext is longer or shorter than this segment.
@@ -174,10 +175,11 @@ class Encoder:
 
     def code(self, segment: Segment, shares: Set[int] | None = None) -> CodedSegment:
         """
-        Erasure-code and hash a segment, in any thread and order: the encoder does not change.
+        Erasure-code and hash a segment. This may run in any thread and order, since it does not change the
+        encoder.
 
         Args:
-            shares: the share numbers whose blocks are kept, by default all. The hashes of all n are
+            shares: the share numbers whose blocks are kept, by default all. The hashes of all n blocks are
                 computed in any case, since the cap depends on them.
         """
         total = self.geometry.total_shares
@@ -187,11 +189,11 @@ class Encoder:
 
     def add(self, coded: CodedSegment) -> list[ShareWrite]:
         """
-        Record a coded segment; each exactly once, in any order.
+        Record a coded segment. Call this exactly once for each segment, in any order.
 
         Returns:
-            One write for each share whose block was kept, in share order. The write of segment 0 begins
-                with the header, so its offset is 0; the writes follow each other without gaps.
+            One write for each share whose block was kept, in share order. The write of segment 0 begins with
+                the header, so its offset is 0; the writes of a share follow each other without gaps.
         """
         assert not self._added[coded.number], f"segment {coded.number} was added before"
         self._added[coded.number] = 1
@@ -202,12 +204,12 @@ class Encoder:
 
     def finish(self, shares: Set[int] | None = None) -> list[ShareWrite]:
         """
-        Return what follows the blocks in each share, and make ``cap`` known.
+        Return the writes of what follows the blocks in each share, and make ``cap`` known.
 
         All segments must have been added. The block hash trees of the requested shares are in memory
-        together: 1 MiB each for a file of 10 GB in segments of 1 MiB. That takes a third of a second, so
-        run it outside the reactor thread. To save the memory, request no shares here and call ``trailer``
-        for each share when it is needed.
+        together: 1 MiB each for a file of 10 GB in segments of 1 MiB. Making them takes a third of a second,
+        so run this outside the reactor thread. To save the memory, request no shares here and call
+        ``trailer`` for each share when it is needed.
 
         Args:
             shares: the share numbers, by default all.
@@ -233,21 +235,21 @@ class Encoder:
         return ueb.pack(self.geometry, crypttext_hash, crypttext_root_hash, share_root_hash)
 
     def trailer(self, share_number: int) -> ShareWrite:
-        """Return what follows the blocks in one share; only after ``finish``."""
+        """Return the write of what follows the blocks in one share. Call this only after ``finish``."""
         assert self.ueb, "trailers are known after finish()"
         return self._trailer(share_number, self._block_hashes.tree(share_number))
 
     def recode(self, index: int, plaintext: Plaintext, shares: Set[int]) -> list[ShareWrite]:
         """
-        Encode a segment again, for shares that move to another server; in any thread and order.
+        Encode a segment again, for shares that move to another server. This may run in any thread and order.
 
         Args:
-            index: a segment that was added before.
+            index: the number of a segment that was added before.
             plaintext: the same plaintext as before.
             shares: the shares to make; only their blocks are computed.
 
         Returns:
-            The writes that ``add`` returned for these shares, or would have returned.
+            The same writes that ``add`` returns for these shares.
 
         Raises:
             SourceError: this is not the plaintext that was encoded before.
@@ -289,17 +291,17 @@ class Encoder:
         self, segment: Segment, numbers: Collection[int], kept: Set[int] | None
     ) -> tuple[dict[int, tuple[Buffer, ...]], tuple[bytes, ...]]:
         """
-        Return the blocks of the shares in ``kept`` (None: in ``numbers``), and the hashes of all
-        ``numbers``.
+        Return the blocks of the shares in ``kept``, and the hashes of the blocks of all ``numbers``.
 
         Args:
             numbers: share numbers, ascending.
+            kept: None for all of ``numbers``.
         """
         k, n = self.geometry.required_shares, self.geometry.total_shares
         block_bytes = self.geometry.block_length(segment.number)
         primary = [segment.padded[j * block_bytes : (j + 1) * block_bytes] for j in range(k)]
         wanted = [number for number in numbers if kept is None or number in kept]
-        if k == 1:  # all blocks are equal
+        if k == 1:  # all blocks of the segment are equal
             block_hash = hashes.BLOCK.hash(primary[0])
             return dict.fromkeys(wanted, (primary[0],)), (block_hash,) * len(numbers)
         parity_numbers = tuple(number for number in numbers if number >= k)
@@ -309,7 +311,7 @@ class Encoder:
             stripe = tuple(block[start:end] for block in primary)
             coded = encode_stripe(stripe, parity_numbers, k, n)
             for number, piece, hasher in zip(parity_numbers, coded, hashers, strict=True):
-                hasher.update(piece)  # while it is in the cache
+                hasher.update(piece)  # while the piece is in the CPU's cache
                 if number in parity:
                     parity[number].append(piece)
         blocks = {
@@ -349,11 +351,11 @@ def encrypted(
     hasher: hashes.TaggedHasher | None = None,
 ) -> memoryview:
     """
-    Return the ciphertext of these pieces in a new buffer, with zeros after it.
+    Return the ciphertext of the pieces in a new buffer, padded with zeros.
 
     Args:
         padded_bytes: the length of the result.
-        cipher: None to leave the bytes as they are.
+        cipher: None to copy the bytes without encrypting them.
         hasher: gets the ciphertext.
     """
     padded = memoryview(uninitialised(padded_bytes))
@@ -375,7 +377,7 @@ def encrypted(
 
 
 class _HashTable:
-    """Rows of hashes in one buffer; a list of bytes objects would take more than twice the memory."""
+    """Rows of hashes in one buffer. A list of bytes objects would take more than twice the memory."""
 
     __slots__ = ("_columns", "_data")
 
@@ -398,7 +400,8 @@ class _HashTable:
 
 class Reencoder(Encoder):
     """
-    Makes the original shares of a file again from its ciphertext, without its key; it has no ``cap``.
+    Makes the original shares of a file again from its ciphertext, without its key; its ``cap`` cannot be
+    known.
 
     Encoding is deterministic, and the root hashes in the original UEB verify the result.
 
@@ -419,10 +422,10 @@ class Reencoder(Encoder):
         self, crypttext_hash: bytes, crypttext_root_hash: bytes, share_root_hash: bytes
     ) -> bytes:
         """
-        Return the original UEB, which may have fields that only its writer knows.
+        Return the original UEB, which may have fields that only its writer knew.
 
         Raises:
-            CorruptionError: it does not belong to these shares.
+            CorruptionError: the UEB does not belong to these shares.
         """
         original = self._original_ueb
         flat_hash = original.fields.get(b"crypttext_hash", crypttext_hash)
@@ -438,11 +441,11 @@ class Reencoder(Encoder):
         return self._packed_ueb
 
 
-# Encoding of a small file. A file of one segment that is in memory is encoded in one call, each share as
-# one piece, with the same bytes as ``Encoder`` makes, in half the time.
+# Encoding of a small file. A file of one segment that is in memory is encoded in one call, and each share is
+# one piece. The shares have the same bytes as those of ``Encoder``, but take half the time.
 
 MAX_BLOCK_BYTES = STRIPE_BYTES
-"""Longer blocks are coded in stripes, by ``Encoder``."""
+"""The longest block that is coded in one call; ``Encoder`` codes longer blocks in stripes."""
 
 
 def is_single_segment(geometry: Geometry) -> bool:
@@ -471,7 +474,7 @@ def encode_whole(geometry: Geometry, key: bytes, plaintext: Buffer) -> tuple[lis
         view[start : start + block_bytes] for start in range(0, len(padded), block_bytes)
     )
     blocks: list[Buffer] = [*primary, *encode_stripe(primary, _parity(k, n), k, n)]
-    # The tree over one segment is its only leaf.
+    # The crypttext hash tree and the block hash trees of one segment consist of one leaf.
     leaves = [hashes.BLOCK.hash(block) for block in blocks]
     share_tree = hash_tree.build(leaves)
     packed = ueb.pack(
@@ -504,6 +507,8 @@ def _chain(nodes: list[bytes], total_shares: int, number: int) -> list[bytes]:
 
 @lru_cache(maxsize=1024)
 def _labels(total_shares: int, number: int) -> tuple[tuple[int, bytes], ...]:
-    """Return the nodes of a share's hash chain, each with its number as it is stored."""
+    """
+    Return the nodes of a share's hash chain: each node's number, and the same number as the share stores it.
+    """
     order = hash_tree.chain_order(total_shares, number)
     return tuple((node, node.to_bytes(2, "big")) for node in order)

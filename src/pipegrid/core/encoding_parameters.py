@@ -1,5 +1,5 @@
 """
-Encoding parameters, and the sizes that follow from them and a file's size.
+Encoding parameters, and the sizes that follow from the parameters and a file's size.
 
 Source: the format reference, section 2.1.
 """
@@ -15,18 +15,19 @@ from pipegrid.core.text import counted
 from pipegrid.errors import SegmentTooLarge, UsageError
 
 DEFAULT_SEGMENT_BYTES = 1 << 20
-"""The maximum segment size of writers since 2023; older ones used 128 KiB."""
+"""The maximum segment size that writers have used since 2023; older writers used 128 KiB."""
 
 OLD_SEGMENT_BYTES = 1 << 17
 
 MAX_SEGMENT_BYTES = 16 << 20
 """
-Larger segments are not read unless the caller allows it: a cap may come from an untrusted source, and whole
-segments have to be held, with the next ones. Writers have used 128 KiB and 1 MiB; this takes about 100 MB.
+Files with larger segments are not read unless the caller allows it. A cap may come from an untrusted source,
+and a reader holds a whole segment and the following ones in memory. Writers have used 128 KiB and 1 MiB; with
+this limit a reader needs about 100 MB.
 """
 
 MAX_LITERAL_BYTES = 55
-"""Files up to this size are stored in their cap, as literal caps."""
+"""The size in bytes up to which a file is stored in its cap, as a literal cap."""
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -72,7 +73,7 @@ class Params:
             raise UsageError("the segment size must be at least one byte")
 
     def geometry(self, size: int) -> Geometry:
-        """Return the sizes for a file of ``size`` bytes, size >= 1."""
+        """Return the sizes for a file of ``size`` bytes; size is at least 1."""
         segment_bytes = round_up(min(self.max_segment_bytes, size), self.required_shares)
         return Geometry(size, self.required_shares, self.total_shares, segment_bytes)
 
@@ -80,11 +81,11 @@ class Params:
 @attrs.frozen
 class Geometry:
     """
-    Sizes of one encoded file; all in bytes unless the name says otherwise.
+    Sizes of one encoded file, in bytes unless the name says otherwise.
 
     Attributes:
-        size: of the plaintext, and of the ciphertext.
-        segment_bytes: S, the rounded segment size; a multiple of required_shares.
+        size: the length of the plaintext, and of the ciphertext.
+        segment_bytes: the segment size (S), rounded up to a multiple of required_shares.
         num_segments: the number of segments, at least 1.
         tail_bytes: ciphertext bytes in the last segment, 1 to segment_bytes.
         padded_tail_bytes: the last segment padded to a multiple of required_shares.
@@ -121,7 +122,7 @@ class Geometry:
         k = self.required_shares
         num_segments = -(-self.size // self.segment_bytes)
         tail = self.size - (num_segments - 1) * self.segment_bytes
-        derive = object.__setattr__  # attrs' documented means to set fields of a frozen instance
+        derive = object.__setattr__  # how attrs documents setting frozen fields
         derive(self, "num_segments", num_segments)
         derive(self, "tail_bytes", tail)
         derive(self, "padded_tail_bytes", round_up(tail, k))
@@ -133,16 +134,18 @@ class Geometry:
         derive(self, "chain_bytes", 34 * chain_entries(self.total_shares))
 
     def segment_length(self, segment: int) -> int:
-        """Return the ciphertext bytes in a segment, without padding."""
+        """Return the number of ciphertext bytes in a segment, without padding."""
         return self.tail_bytes if segment == self.num_segments - 1 else self.segment_bytes
 
     def block_length(self, segment: int) -> int:
-        """Return the bytes of a segment that one share holds."""
+        """Return how many bytes of a segment one share holds."""
         return self.tail_block_bytes if segment == self.num_segments - 1 else self.block_bytes
 
 
 def too_many_shares(total_shares: int, servers: int) -> str | None:
-    """Return the warning for more shares than servers; None if each server gets at most one."""
+    """
+    Return the warning that there are more shares than servers; None if each server gets at most one share.
+    """
     if total_shares <= servers or not servers:
         return None
     return (

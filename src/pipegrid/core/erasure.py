@@ -1,6 +1,7 @@
 """
-Erasure coding of one segment: k primary blocks to parity, and any k blocks back to the segment; with ISA-L
-through ``ctypes`` if it is installed, otherwise with zfec; and the uninitialised buffers for the results.
+Erasure coding of one segment: k primary blocks to parity blocks, and any k blocks back to the segment. It
+uses ISA-L through ``ctypes`` if that library is installed, otherwise zfec. Also the uninitialised buffers for
+the results.
 
 Source: the format reference, section 3; Rizzo, "Effective erasure codes", 1997, as implemented by zfec;
 ISA-L's ``erasure_code.h``; Python's C API, ``PyByteArray_FromStringAndSize`` and ``Py_buffer``.
@@ -18,8 +19,8 @@ from typing import Any
 
 from pipegrid.core.hashes import Buffer
 
-# ``bytearray(n)`` writes n zeros: 333 MB for a file of 100 MB, to memory that is not in the cache. The C
-# API leaves the bytes as they are if it is given none.
+# ``bytearray(n)`` writes n zeros: 333 MB for a file of 100 MB, to memory that is not in the CPU's cache. The
+# function of the C API leaves a new buffer uninitialised if it is given no bytes to copy.
 
 _make: Any = getattr(getattr(ctypes, "pythonapi", None), "PyByteArray_FromStringAndSize", None)
 if _make is not None:
@@ -31,7 +32,7 @@ def uninitialised(size_bytes: int) -> bytearray:
     """
     Return a buffer of ``size_bytes`` with arbitrary contents, which the caller must overwrite completely.
 
-    Until then it may contain anything that this process has had in memory, passwords included.
+    Bytes that are not overwritten may be anything that this process had in memory, including passwords.
     """
     if _make is None:
         return bytearray(size_bytes)
@@ -40,13 +41,13 @@ def uninitialised(size_bytes: int) -> bytearray:
 
 
 # ISA-L multiplies matrices over the same field GF(2^8) as zfec (both reduce by 0x11d), 32 or 64 bytes at a
-# time instead of one, and is some fifteen times as fast. It gets zfec's matrix, which is read from zfec's
-# own coder by coding blocks of one byte; before a matrix is used, its results are compared with zfec's.
+# time instead of one, and is some fifteen times as fast. ISA-L gets zfec's matrix, which is found by coding
+# blocks of one byte with zfec. Before ISA-L uses a matrix, its results are compared with zfec's.
 #
-# Without ISA-L (Debian: ``libisal2``), or if it ever differed, zfec is used.
+# Without ISA-L (Debian: ``libisal2``), or if its results differed, zfec is used.
 
 _NAMES = ("libisal.so.2", "libisal.2.dylib")
-_TABLE_BYTES = 32  # for each coefficient
+_TABLE_BYTES = 32  # per coefficient, as ISA-L prescribes
 _TRIAL = bytes(range(256)) * 5 + b"tail"
 
 Coder = Callable[[Sequence[Buffer]], Sequence[Buffer]]
@@ -55,11 +56,11 @@ Coder = Callable[[Sequence[Buffer]], Sequence[Buffer]]
 
 class Multiplier:
     """
-    Multiplies k blocks by one matrix.
+    Multiplies k blocks by one matrix, with ISA-L.
 
     Args:
         library: ISA-L.
-        rows: the coefficients: one row of k for each block of the product.
+        rows: the coefficients: for each block of the product, a row of k bytes.
     """
 
     def __init__(self, library: Any, rows: Sequence[bytes]) -> None:
@@ -70,7 +71,7 @@ class Multiplier:
         library.ec_init_tables(self._inputs, self._outputs, b"".join(rows), self._tables)
 
     def __call__(self, blocks: Sequence[Buffer]) -> list[Buffer]:
-        """Return the products; all blocks, given and returned, have one length."""
+        """Return the blocks of the product. All given and returned blocks have one length."""
         assert len(blocks) == self._inputs
         length = len(blocks[0])
         made = [uninitialised(length) for _ in range(self._outputs)]
@@ -91,12 +92,13 @@ class Multiplier:
 
 def multiplier(inputs: int, coder: Coder) -> Multiplier | None:
     """
-    Return a multiplier that makes the same blocks as ``coder``, or None if there is no library or it
-    differs.
+    Return a multiplier that makes the same blocks as ``coder``. Return None if ISA-L is not installed, or if
+    its results differ from those of ``coder``.
 
     Args:
         inputs: how many blocks the coder takes.
-        coder: a linear function over GF(2^8); it is tried with blocks of one byte, and with a longer one.
+        coder: a linear function over GF(2^8). It is called with blocks of one byte to find its matrix, and
+            with longer blocks to compare the results.
     """
     library = load_isal()
     if library is None:
@@ -122,7 +124,7 @@ def multiplier(inputs: int, coder: Coder) -> Multiplier | None:
 
 @lru_cache(maxsize=1)
 def load_isal() -> Any:
-    """Return the library, or None if it is not installed or this Python lacks ``pythonapi``."""
+    """Return ISA-L, or None if it is not installed or this Python lacks ``pythonapi``."""
     for name in _NAMES if hasattr(ctypes, "pythonapi") else ():
         with suppress(OSError, AttributeError):
             library = ctypes.CDLL(name)
@@ -137,10 +139,10 @@ def load_isal() -> Any:
 
 def _clear_upper_halves() -> None:
     """
-    Clear the upper halves of the vector registers.
+    Clear the upper halves of the vector registers, by computing a SHA-512.
 
-    ISA-L's functions end without ``vzeroupper``, after which older vector instructions in that thread and
-    its new threads are slower: SHA-256 made 1310 MB/s instead of 1790, zfec 130 instead of 310. OpenSSL's
+    ISA-L's functions end without ``vzeroupper``. This slows older vector instructions in the calling thread
+    and in threads that it starts: SHA-256 made 1310 MB/s instead of 1790, zfec 130 instead of 310. OpenSSL's
     SHA-512 uses AVX and ends with ``vzeroupper``; it takes half a microsecond.
     """
     hashlib.sha512().digest()
@@ -165,11 +167,11 @@ class _PyBuffer(ctypes.Structure):
 
 
 class _Borrowed:
-    """The address of a buffer, which may be read-only; the buffer cannot move until ``give_back``."""
+    """The address of a buffer, which may be read-only. The buffer cannot move until ``give_back``."""
 
     def __init__(self, buffer: Buffer, length: int) -> None:
         self._view = _PyBuffer()
-        # Raises BufferError unless the buffer is contiguous.
+        # This raises BufferError unless the buffer is contiguous.
         ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(buffer), ctypes.byref(self._view), 0)
         if self._view.len != length:
             self.give_back()
@@ -183,48 +185,49 @@ class _Borrowed:
 
 STRIPE_BYTES = 120 * 1024
 """
-The longest stripe of a block that is coded in one call.
+The longest stripe of a block that zfec codes in one call.
 
-Every piece acquires the GIL twice, for coding and for hashing: with two threads, stripes of 16 KiB lost a
-quarter of the speed, and nothing was gained above 128 KiB. At 128 KiB glibc also begins to map each buffer
+Every stripe acquires the GIL twice, for coding and for hashing: with two threads, stripes of 16 KiB lost a
+quarter of the speed, and stripes above 128 KiB gained nothing. From 128 KiB on, glibc also maps each buffer
 separately.
 """
 
 WIDE_STRIPE_BYTES = 512 * 1024
 """
-The longest stripe with ISA-L: coding is so fast that the GIL costs more.
+The longest stripe that ISA-L codes in one call. ISA-L is so fast that acquiring the GIL costs more than with
+zfec.
 
 See docs/explanation-codec.md, "Stripes".
 """
 
 QUICK_BYTES = 8 * 1024
 """
-Blocks of at least this length are coded by ISA-L if installed. Loading it takes a few milliseconds, which
-is too long for one small file.
+Blocks of at least this length are coded by ISA-L if it is installed. Loading ISA-L takes a few milliseconds,
+which is too long for one small file.
 """
 
 LOADED_BYTES = 2 * 1024
-"""The same limit once ISA-L is loaded; it is faster from about 1100 bytes on."""
+"""The same limit when ISA-L is already loaded; ISA-L is faster than zfec from about 1100 bytes on."""
 
-# Pieces start at multiples of a cache line within their block.
+# Stripes start at multiples of a cache line within their block.
 _ALIGNMENT = 64
 
-# zfec's speed varied by a fifth with the memory that its results went to: the C library returned freed
-# memory to the kernel, so that the next segment caused a fault for every page, some 500 faults a megabyte.
-# glibc raises its thresholds when a large mapping is freed: buffers up to this size are then no longer
-# mapped separately, and twice as much free memory is kept. No page is touched, so this takes microseconds
-# and no memory; with other allocators it has no effect. Stripes stay below the size that is mapped
-# separately. See docs/explanation-codec.md.
+# zfec's speed varied by a fifth with the memory that got its results: the C library returned freed memory to
+# the kernel, so the next segment caused a page fault for every page, some 500 faults per megabyte. glibc
+# raises its thresholds when a large mapping is freed: it then no longer maps buffers up to this size
+# separately, and keeps twice as much free memory. No page is touched, so this takes microseconds and no
+# memory; with other allocators it has no effect. Stripes stay below the size that is mapped separately. See
+# docs/explanation-codec.md.
 _KEPT_BYTES = 16 << 20
 bytes(_KEPT_BYTES)
 
 
 def stripes(block_bytes: int, stripe_bytes: int | None = None) -> Iterator[tuple[int, int]]:
     """
-    Yield start and end of each stripe of a block; the stripes are about equally long.
+    Yield the start and end of each stripe of a block; the stripes are about equally long.
 
     Args:
-        stripe_bytes: the longest stripe; None for the best one for the library in use.
+        stripe_bytes: the length of the longest stripe; None for the best length for the library in use.
     """
     if stripe_bytes is None:
         wide = block_bytes > STRIPE_BYTES and load_isal() is not None
@@ -240,17 +243,17 @@ def encode_stripe(
     primary: Sequence[Buffer], numbers: tuple[int, ...], required_shares: int, total_shares: int
 ) -> Sequence[Buffer]:
     """
-    Return the parity of one stripe.
+    Return the parity pieces of one stripe.
 
     Args:
-        primary: the same stripe of blocks 0 to k - 1; equally long buffers, not copied.
-        numbers: the parity blocks to make, each in [required_shares, total_shares).
+        primary: this stripe of blocks 0 to k - 1; equally long buffers, which are not copied.
+        numbers: the numbers of the parity blocks to make, each in [required_shares, total_shares).
 
     Returns:
-        One piece for each of numbers, in their order, as long as the stripe.
+        One piece for each of numbers, in their order; each is as long as the stripe.
     """
     if required_shares == 1:
-        return (primary[0],) * len(numbers)  # every block is the segment itself
+        return (primary[0],) * len(numbers)  # every block is a copy of the segment
     if not numbers:
         return ()
     length = len(primary[0])
@@ -269,16 +272,15 @@ def decode(
     """
     Return a segment from any k of its blocks.
 
-    If all primary blocks are given, nothing is computed and nothing copied; otherwise the missing primary
+    If all primary blocks are given, nothing is computed and nothing copied. Otherwise the missing primary
     blocks are computed, stripe by stripe.
 
     Args:
-        blocks: by share number, all equally long, at least k of them, verified.
-        length: bytes of the segment without padding, at most k times the length of a block.
+        blocks: by share number, at least k verified blocks, all equally long.
+        length: the length of the segment without padding, in bytes; at most k times the length of a block.
 
     Returns:
-        Pieces that together are the segment, cut to length. They may be the given buffers, or parts of
-            them.
+        Pieces that together are the segment, cut to length. They may be the given buffers, or parts of them.
     """
     k = required_shares
     chosen = sorted(blocks)[:k]
@@ -292,8 +294,8 @@ def decode(
     missing = [number for number in range(k) if number not in blocks]
     recovered: dict[int, list[Buffer]] = {number: [] for number in missing}
     if missing:
-        # zfec requires every primary block at its own position and parity blocks in the gaps. Given another
-        # order, it would rearrange a tuple in place.
+        # zfec requires each given primary block at the position of its number, and parity blocks at the other
+        # positions. It would rearrange a tuple in another order in place.
         parity = iter(chosen[k - len(missing) :])
         places = tuple(number if number in blocks else next(parity) for number in range(k))
         views = [memoryview(blocks[number]) for number in places]
@@ -316,7 +318,7 @@ def decode(
 
 
 def cut(pieces: Iterable[Buffer], start: int, end: int) -> list[Buffer]:
-    """Return bytes [start, end) of the joined pieces, without copying."""
+    """Return bytes [start, end) of the joined pieces, as pieces, without copying."""
     result: list[Buffer] = []
     position = 0
     for piece in pieces:
@@ -330,10 +332,10 @@ def cut(pieces: Iterable[Buffer], start: int, end: int) -> list[Buffer]:
     return result
 
 
-# The matrices do not change, so threads share them.
+# zfec's matrices do not change, so threads share its coders.
 @lru_cache(maxsize=16)
 def _encoder(required_shares: int, total_shares: int) -> Any:
-    import zfec  # also imports argparse and more, which is not needed where ISA-L is installed
+    import zfec  # zfec also imports argparse and more, which is not needed where ISA-L is installed
 
     return zfec.Encoder(required_shares, total_shares)
 
@@ -345,13 +347,14 @@ def _decoder(required_shares: int, total_shares: int) -> Any:
     return zfec.Decoder(required_shares, total_shares)
 
 
-# Threads share these, too. A file needs one or two, a grid whose servers fail some more.
+# Threads share ISA-L's functions, too. A file needs one or two of them, and some more if servers fail.
 @lru_cache(maxsize=64)
 def _encoding(
     numbers: tuple[int, ...], required_shares: int, total_shares: int
 ) -> Multiplier | None:
     """
-    Return an ISA-L function that makes these parity blocks from the primary ones, or None if zfec has to.
+    Return an ISA-L function that makes these parity blocks from the primary blocks, or None if zfec must make
+    them.
     """
     encoder = _encoder(required_shares, total_shares)
     return multiplier(required_shares, lambda blocks: encoder.encode(tuple(blocks), numbers))
@@ -362,8 +365,8 @@ def _decoding(
     places: tuple[int, ...], required_shares: int, total_shares: int
 ) -> Multiplier | None:
     """
-    Return an ISA-L function that makes the missing primary blocks from those in ``places``, or None if zfec
-    has to.
+    Return an ISA-L function that makes the missing primary blocks from the blocks in ``places``, or None if
+    zfec must make them.
     """
     decoder = _decoder(required_shares, total_shares)
     missing = [number for number, place in enumerate(places) if place != number]

@@ -1,6 +1,6 @@
 """
-Merkle trees as shares store them: one byte string of 32-byte nodes, root first; and trees verified node by
-node.
+Merkle trees as shares store them (one byte string of 32-byte nodes, root first), and trees that are verified
+node by node.
 
 Source: the format reference, sections 1.5, 4 and 7.1.
 """
@@ -13,16 +13,16 @@ from functools import lru_cache
 from pipegrid.core.hashes import HASH_BYTES, MERKLE_EMPTY_LEAF, MERKLE_NODE, Buffer
 
 # Node 0 is the root; the children of node i are 2i+1 and 2i+2. A tree over m leaves is padded to the next
-# power of two with leaves that are hashes of their own number.
+# power of two. Each padding leaf is a hash of its own number.
 
 
 def padded_leaves(num_leaves: int) -> int:
-    """Return the smallest power of two that is >= num_leaves (1 for 0)."""
+    """Return the smallest power of two that is >= num_leaves; 1 for 0 leaves."""
     return 1 << max(0, num_leaves - 1).bit_length()
 
 
 def num_nodes(num_leaves: int) -> int:
-    """Return the number of nodes in the stored tree, 32 bytes each."""
+    """Return the number of nodes in the stored tree; each takes 32 bytes."""
     return 2 * padded_leaves(num_leaves) - 1
 
 
@@ -33,16 +33,17 @@ def leaf_node(num_leaves: int, leaf: int) -> int:
 
 @lru_cache(maxsize=4096)
 def empty_leaf(leaf: int) -> bytes:
-    """Return the hash used for a leaf number past the last one."""
+    """Return the hash that pads the tree at a leaf number after the last leaf."""
     return MERKLE_EMPTY_LEAF.hash(b"%d" % leaf)
 
 
 @lru_cache(maxsize=64)
 def empty_nodes(num_leaves: int) -> tuple[tuple[bytes, ...], ...]:
     """
-    Return the nodes above only empty leaves, level by level from the leaves to the root.
+    Return the hashes of padding leaves and of the nodes above only padding leaves, level by level from the
+    leaves to the root.
 
-    They are the same in every tree over ``num_leaves`` leaves, and the last ones of their levels.
+    They are the same in every tree over ``num_leaves`` leaves, and the last nodes of their levels.
     """
     width = padded_leaves(num_leaves)
     level = tuple(empty_leaf(i) for i in range(num_leaves, width))
@@ -88,7 +89,11 @@ def node(tree: bytes, number: int) -> bytes:
 
 @lru_cache(maxsize=1024)
 def sibling_path(num_leaves: int, leaf: int) -> tuple[int, ...]:
-    """Return the nodes, from the bottom up, that together with the leaf give the root."""
+    """
+    Return the siblings of the nodes on the path from a leaf to the root, from the leaf's sibling upwards.
+
+    The root can be computed from these nodes and the leaf.
+    """
     number = leaf_node(num_leaves, leaf)
     path = []
     while number:
@@ -100,10 +105,11 @@ def sibling_path(num_leaves: int, leaf: int) -> tuple[int, ...]:
 @lru_cache(maxsize=1024)
 def chain_order(num_leaves: int, leaf: int) -> tuple[int, ...]:
     """
-    Return the node numbers of a share hash chain (sibling path and leaf) in their stored order.
+    Return the node numbers of a share hash chain (sibling path and leaf) in the order in which a share stores
+    them.
 
-    Readers accept any order; writers reproduce the iteration order of a small open-addressing set of
-    integers, which bit-identical shares require.
+    Readers accept any order. Writers reproduce the iteration order of a small open-addressing set of
+    integers; otherwise shares would not be identical bit for bit.
     """
     slots: list[int | None] = [None] * 8
     for count, number in enumerate(
@@ -134,18 +140,20 @@ def _place(slots: list[int | None], number: int) -> None:
 
 
 def chain_entries(num_leaves: int) -> int:
-    """Return how many entries a share hash chain has: log2 of the padded leaves, plus one."""
+    """Return how many entries a share hash chain has: log2 of the padded number of leaves, plus one."""
     return padded_leaves(num_leaves).bit_length()
 
 
 WHOLE_TREE_BYTES = 1 << 16
-"""A stored tree of up to this size is read as a whole; of a larger one, only the needed nodes are read."""
+"""A stored tree of at most this size is read as a whole. Of a larger tree, only the needed nodes are read."""
 
 _SMALL_LEAVES = 1 << ((WHOLE_TREE_BYTES // HASH_BYTES + 1) // 2).bit_length() - 1
-"""The number of leaves of such a tree: m leaves, a power of two, have 2m - 1 nodes."""
+"""
+The maximum number of leaves of a tree that is read as a whole: m leaves, a power of two, have 2m - 1 nodes.
+"""
 
 GROUP_LEAVES = 1024
-"""The nodes of larger trees are read for this many leaves at a time: about 64 KiB."""
+"""The nodes of larger trees are read for this many leaves at a time, about 64 KiB of nodes."""
 
 _PAGE_NODES = 128
 _STORED, _PROVEN = 1, 2
@@ -156,7 +164,7 @@ class BadNode(Exception):
     Two sibling nodes do not hash to their verified parent.
 
     Attributes:
-        node: number of the left one.
+        node: the number of the left sibling.
     """
 
     def __init__(self, node: int) -> None:
@@ -174,11 +182,10 @@ class _Page:
 
 class VerifiedTree:
     """
-    A tree over ``num_leaves`` >= 1 leaves whose node 0 must be ``root``; nodes are verified when they are
-    needed.
+    A tree over at least one leaf whose node 0 must be ``root``; nodes are verified when they are needed.
 
-    Verifying a leaf hashes the unverified pairs on its path from the root downwards, so a bad node is
-    located exactly, and reading all leaves in order costs about one hash a leaf. Pages of nodes exist only
+    To verify a leaf, the unverified pairs on its path are hashed from the root downwards. So a bad node is
+    located exactly, and reading all leaves in order costs about one hash per leaf. Pages of nodes exist only
     where nodes were stored, so memory is proportional to what was read, even for a billion leaves.
     """
 
@@ -191,10 +198,10 @@ class VerifiedTree:
 
     def offer(self, first_node: int, data: Buffer) -> None:
         """
-        Store unverified nodes from ``first_node`` on; verified ones do not change.
+        Store unverified nodes from ``first_node`` on; nodes that are verified already do not change.
 
         Args:
-            data: whole nodes, none of them outside the tree.
+            data: whole nodes, all of them within the tree.
         """
         view = memoryview(data).cast("B")
         count, rest = divmod(len(view), HASH_BYTES)
@@ -210,7 +217,7 @@ class VerifiedTree:
         Return the verified hash of a leaf, or None while nodes on its path are missing.
 
         Args:
-            leaf: 0 up to the padded number of leaves.
+            leaf: at least 0, and less than the padded number of leaves.
 
         Raises:
             BadNode: stored nodes contradict the root.
@@ -232,16 +239,19 @@ class VerifiedTree:
         return self._hash(leaf_node(self.num_leaves, leaf))
 
     def proven(self, number: int) -> bytes | None:
-        """Return a node if it is verified: those on the paths of verified leaves, and their siblings."""
+        """
+        Return a node if it is verified, else None. Verified are the nodes on the paths of verified leaves,
+        and their siblings.
+        """
         return self._hash(number) if self._state(number) == _PROVEN else None
 
     def forget_before(self, leaf: int) -> None:
-        """Drop the nodes that only leaves before this one need."""
+        """Drop the nodes that are needed only for leaves before ``leaf``."""
         for index in list(self._pages):
             first, last = index * _PAGE_NODES, (index + 1) * _PAGE_NODES - 1
             level = (last + 1).bit_length() - 1
             if (first + 1).bit_length() - 1 != level or level > self._depth:
-                continue  # it contains several levels, near the root
+                continue  # the page has nodes of several levels, near the root
             oldest = (1 << level) - 1 + (leaf >> (self._depth - level) & ~1)
             if last < oldest:
                 del self._pages[index]
@@ -272,7 +282,7 @@ def is_small(num_leaves: int) -> bool:
 
 
 def group_end(num_leaves: int, leaf: int) -> int:
-    """Return the end of the group of leaves whose nodes are read together with this leaf's."""
+    """Return the end of the group of leaves whose nodes are read together with the nodes of ``leaf``."""
     if is_small(num_leaves):
         return num_leaves
     return min((leaf // GROUP_LEAVES + 1) * GROUP_LEAVES, num_leaves)
@@ -280,7 +290,7 @@ def group_end(num_leaves: int, leaf: int) -> int:
 
 def nodes_to_read(num_leaves: int, first_leaf: int, end_leaf: int) -> list[tuple[int, int]]:
     """
-    Return the ranges [first, end) of nodes that prove leaves [first_leaf, end_leaf).
+    Return the ranges [first, end) of nodes with which leaves [first_leaf, end_leaf) can be verified.
 
     The ranges are ordered by level, from the top; they never include the root. A small tree is one range.
     """

@@ -1,6 +1,6 @@
 """
-Tagged hashes: every hash of the format is SHA-256d over a netstring tag and a value; and the secrets that a
-client derives with them for each file and server from its lease secret.
+Tagged hashes, and the secrets that a client derives from its lease secret for each file and server. Every
+hash of the format is SHA-256d over a netstring tag and a value.
 
 Source: the format reference, sections 1.1 to 1.3; storage protocols, section 6.
 """
@@ -22,29 +22,35 @@ Buffer = bytes | bytearray | memoryview
 
 @runtime_checkable
 class StoredBytes(Protocol):
-    """Bytes that are too many for memory, returned in pieces, such as a part of a file."""
+    """
+    Bytes that need not be in memory as a whole, such as a part of a file; ``pieces`` returns them piece by
+    piece.
+    """
 
     def __len__(self) -> int: ...
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield all bytes in order, in pieces of a megabyte; raises OSError if they cannot be read."""
+        """Yield all bytes in order, in pieces of a megabyte. Raises OSError if they cannot be read."""
 
 
 HASH_BYTES = 32
 KEY_BYTES = 16
 STORAGE_INDEX_BYTES = 16
 
-_NOTHING = hashlib.sha256()  # copying it takes half the time of making a new one
-_HEADS = [b"%d:" % length for length in range(65)]  # the starts of short netstrings
+_NOTHING = hashlib.sha256()  # a copy of this takes half the time of a new hash
+_HEADS = [b"%d:" % length for length in range(65)]  # the heads of short netstrings, by length
 
 
 def netstring(value: bytes) -> bytes:
-    """Return decimal length, colon, value, comma."""
+    """Return the value as a netstring: its length in decimal, a colon, the value, a comma."""
     return b"%d:%s," % (len(value), value)
 
 
 class TaggedHasher:
-    """An incremental tagged hash: call ``update`` any number of times, then ``digest`` once or more."""
+    """
+    An incremental tagged hash: call ``update`` any number of times, then ``digest``, which may be called
+    repeatedly.
+    """
 
     __slots__ = ("_inner",)
 
@@ -52,7 +58,7 @@ class TaggedHasher:
         self._inner = inner
 
     def update(self, data: Buffer) -> None:
-        """Feed the next bytes of the value; buffers of 2 KiB and more release the GIL."""
+        """Feed the next bytes of the value. For buffers of 2 KiB or more, the GIL is released meanwhile."""
         self._inner.update(data)
 
     def digest(self) -> bytes:
@@ -63,7 +69,10 @@ class TaggedHasher:
 
 
 class Tag:
-    """One tag; its inner SHA-256 is computed once and copied, which saves one compression per hash."""
+    """
+    One tag. The SHA-256 state after the tag is computed once and copied for each hash, which saves one
+    compression per hash.
+    """
 
     __slots__ = ("_midstate",)
 
@@ -83,7 +92,7 @@ class Tag:
         return outer.digest()
 
     def hash_pieces(self, pieces: Iterable[Buffer]) -> bytes:
-        """Return the tagged hash of the pieces as if they were joined."""
+        """Return the 32-byte tagged hash of the joined pieces."""
         hasher = self.hasher()
         for piece in pieces:
             hasher.update(piece)
@@ -92,7 +101,8 @@ class Tag:
     def hash_pair(self, left: bytes, right: bytes) -> bytes:
         """Return the tagged hash of two values, each wrapped in a netstring."""
         inner = self._midstate.copy()
-        # The usual case; formatting takes half as long again.
+        # The usual case: short values, with their netstring heads from the table. ``netstring`` takes half as
+        # long again.
         if len(left) < len(_HEADS) > len(right):
             inner.update(_HEADS[len(left)] + left + b"," + _HEADS[len(right)] + right + b",")
         else:
@@ -114,11 +124,11 @@ _CONVERGENT_KEY = b"allmydata_immutable_content_to_key_with_added_secret_v1+"
 
 
 def tagged_hash(tag: bytes, value: Buffer) -> bytes:
-    """Return the 32-byte tagged hash for a tag that is not a constant."""
+    """Return the 32-byte tagged hash of value, for a tag that is not a constant."""
     return Tag(tag).hash(value)
 
 
-@lru_cache(maxsize=4096)  # asked for at each step of a file
+@lru_cache(maxsize=4096)  # each step of a transfer asks for it
 def storage_index(key: bytes) -> bytes:
     """Return the 16-byte storage index that names the shares of the file with this key."""
     return STORAGE_INDEX.hash(key)[:STORAGE_INDEX_BYTES]
@@ -128,7 +138,7 @@ def convergent_key_hasher(
     convergence: bytes, required_shares: int, total_shares: int, segment_bytes: int
 ) -> TaggedHasher:
     """
-    Return a hash for the whole plaintext; the first 16 bytes of its digest are the key.
+    Return the hash to feed with the whole plaintext; the first 16 bytes of its digest are the file's key.
 
     Args:
         convergence: the convergence secret, any bytes, may be empty.
@@ -159,19 +169,21 @@ class ServerSecrets(NamedTuple):
     upload: bytes
 
     def __repr__(self) -> str:
-        """Return its name alone, since logs may contain it."""
+        """Return only the class name, since logs may contain the result."""
         return "ServerSecrets(...)"
 
 
 class FileSecrets(NamedTuple):
-    """The secrets of one file before they are bound to a server: three hashes of 32 bytes."""
+    """
+    The secrets of one file, from which ``for_server`` derives those for a server: three hashes of 32 bytes.
+    """
 
     renewal: bytes
     cancel: bytes
     upload: bytes
 
     def __repr__(self) -> str:
-        """Return its name alone, since logs may contain it."""
+        """Return only the class name, since logs may contain the result."""
         return "FileSecrets(...)"
 
     def for_server(self, lease_seed: bytes) -> ServerSecrets:
@@ -179,7 +191,7 @@ class FileSecrets(NamedTuple):
         Return the secrets of this file on one server.
 
         Args:
-            lease_seed: 20 bytes, the server's tub id; over HTTPS as well.
+            lease_seed: 20 bytes, the server's tub id (also for a server that is reached over HTTPS).
         """
         return ServerSecrets(
             renew=_SERVER_RENEWAL.hash_pair(self.renewal, lease_seed),
@@ -190,17 +202,18 @@ class FileSecrets(NamedTuple):
 
 class ClientSecrets:
     """
-    Derives all secrets of one client, in three steps: client, file, server. No server learns another one's
-    secrets.
+    Derives all secrets of one client, in three steps: for the client, for a file, for a server. No server
+    learns the secrets of another server.
 
-    The upload secret is PipeGrid's own. Other clients draw a random one for every attempt; a derived one
-    lets any process with the same lease secret, and no other, resume an interrupted upload.
+    Only PipeGrid derives the upload secret. Other clients draw a random upload secret for every attempt. With
+    a derived one, any process that has the lease secret can resume an interrupted upload, and no other
+    process can.
 
     Args:
         lease_secret: the 32 bytes that a node directory keeps in ``private/secret``.
 
     Raises:
-        UsageError: the secret has another length.
+        UsageError: the lease secret has another length.
     """
 
     __slots__ = ("_cancel", "_renewal", "_upload")
@@ -211,14 +224,15 @@ class ClientSecrets:
                 f"the lease secret has {len(lease_secret)} bytes instead of {LEASE_SECRET_BYTES}; "
                 "restore private/secret, or remove it to get a new one"
             )
-        # Only in this step is the secret the tag and the constant the value.
+        # In this step the secret is the tag, and the constant is the value. In all later steps the tag is a
+        # constant.
         secret_tag = Tag(lease_secret)
         self._renewal = secret_tag.hash(b"allmydata_client_renewal_secret_v1")
         self._cancel = secret_tag.hash(b"allmydata_client_cancel_secret_v1")
         self._upload = _UPLOAD.hash(lease_secret)
 
     def for_file(self, storage_index: bytes) -> FileSecrets:
-        """Return the secrets of one file, to be bound to servers with ``for_server``."""
+        """Return the secrets of one file; ``for_server`` then derives those for a server."""
         return FileSecrets(
             renewal=_FILE_RENEWAL.hash_pair(self._renewal, storage_index),
             cancel=_FILE_CANCEL.hash_pair(self._cancel, storage_index),
@@ -227,5 +241,5 @@ class ClientSecrets:
 
 
 def write_enabler(writekey: bytes, lease_seed: bytes) -> bytes:
-    """Return the 32-byte write enabler of a mutable file on one server, for the holder of its write key."""
+    """Return the 32-byte write enabler of a mutable file on one server, derived from the file's write key."""
     return _ENABLER.hash_pair(_ENABLER_MASTER.hash(writekey), lease_seed)

@@ -1,7 +1,7 @@
 """
-The layout of a share's data: the header with its offset table, in both versions.
+The layout of a share's data: the header with its offset table, in versions 1 and 2.
 
-A server's container around the data is not part of it. Source: the format reference, section 6.
+The container that a server puts around the data is not covered. Source: the format reference, section 6.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _V1_LIMIT = 1 << 32
 MAX_HEADER_BYTES = _V2.size
 
 MAX_OFFSET = 1 << 60
-"""No share is longer; a header that points beyond it is damaged."""
+"""No share is longer than this; a header with an offset beyond it is damaged."""
 
 
 class ShareLayout(NamedTuple):
@@ -48,20 +48,20 @@ class ShareLayout(NamedTuple):
 
     @property
     def ueb_length_bytes(self) -> int:
-        """Length of the number before the UEB: 4 or 8 bytes."""
+        """Length of the number that is stored before the UEB: 4 or 8 bytes."""
         return 4 if self.version == 1 else 8
 
     def pack_header(self) -> bytes:
-        """Return the header in its version: 36 bytes (1) or 68 (2)."""
+        """Return the stored header: 36 bytes in version 1, 68 bytes in version 2."""
         return (_V1 if self.version == 1 else _V2).pack(*self)
 
     def pack_ueb(self, packed: bytes) -> bytes:
-        """Return the UEB with its length in front, as stored at ``uri_extension``."""
+        """Return the UEB with its length before it, as it is stored at ``uri_extension``."""
         return len(packed).to_bytes(self.ueb_length_bytes, "big") + packed
 
 
 def for_geometry(geometry: Geometry, force_version: int | None = None) -> ShareLayout:
-    """Return the layout that writers give every share of such a file."""
+    """Return the layout that writers give every share of a file with these sizes."""
     layout = _contiguous(geometry, force_version or 1)
     if force_version is None and (
         max(layout.block_bytes, layout.share_data_bytes, layout.uri_extension) >= _V1_LIMIT

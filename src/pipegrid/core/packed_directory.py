@@ -1,5 +1,5 @@
 """
-Directories: children with names, caps and metadata, packed into the bytes of one file.
+Directories as the bytes of one file, in which children with names, caps and metadata are packed.
 
 Source: the format reference, sections 8.4 and 8.5.
 """
@@ -31,7 +31,7 @@ _READ_ONLY = "ro."
 _MAX_LENGTH_DIGITS = 12
 _ZERO = ord("0")
 
-# ``dumps`` would create an encoder for each entry, which takes as long as using it.
+# One encoder for all entries: ``dumps`` would create one per entry, which takes as long as encoding.
 _JSON = json.JSONEncoder(allow_nan=False)
 
 
@@ -42,9 +42,9 @@ class PackedChild:
 
     Attributes:
         name: any text; this module returns it composed (NFC).
-        cap: of an immutable file or directory, or an ``UnknownCap``: marked ``imm.``, or of an empty text for
-            an entry that has only a name and metadata.
-        metadata: any JSON object; keys are written in their order.
+        cap: the cap of an immutable file or directory, an ``UnknownCap`` marked ``imm.``, or an
+            ``UnknownCap`` of an empty text for an entry that has only a name and metadata.
+        metadata: any JSON object; its keys are written in their order.
     """
 
     name: str
@@ -54,10 +54,10 @@ class PackedChild:
 
 def directory_cap(file_cap: Cap) -> DirectoryCap:
     """
-    Return the cap of the directory that this file contains.
+    Return the cap of the directory whose packed entries this file contains.
 
     Raises:
-        CapError: it is already a directory's cap, or of an unknown kind.
+        CapError: the cap is already a directory's cap, or of an unknown kind.
     """
     if isinstance(file_cap, (ChkCap, ChkVerifierCap, LitCap, MutableCap)):
         return DirectoryCap(file_cap)
@@ -66,7 +66,8 @@ def directory_cap(file_cap: Cap) -> DirectoryCap:
 
 def pack_immutable(children: Iterable[PackedChild]) -> bytes:
     """
-    Return the bytes of an immutable directory; b"" for no children. Entries are sorted by code points.
+    Return the bytes of an immutable directory; b"" for no children. Entries are sorted by the code points of
+    their names.
 
     Raises:
         UsageError: two names are the same, a child is mutable, or its name or metadata cannot be stored.
@@ -86,8 +87,8 @@ def unpack_immutable(data: bytes) -> list[PackedChild]:
     """
     Return the children in ascending order of their names.
 
-    Children that an immutable directory must not have are left out; of several with the same name the last
-    one counts.
+    Children that an immutable directory must not have are left out. Of several children with the same name,
+    the last one counts.
 
     Raises:
         DirectoryError: data is not an immutable directory.
@@ -131,9 +132,10 @@ def _pack_entry(name: str, child: PackedChild) -> bytes:
 
 def immutable_cap(text: str) -> Cap | None:
     """
-    Return the cap of a child of an immutable directory as stored, or None if it is not allowed there.
+    Return the cap of an immutable directory's child from the stored text. None if such a directory must not
+    have it.
 
-    The prefix ``imm.`` is implied there, and not stored.
+    The stored text has no prefix ``imm.``, since the directory implies it.
     """
     bare = text.rstrip(" ").removeprefix(_IMMUTABLE)
     try:
@@ -149,9 +151,10 @@ def immutable_cap(text: str) -> Cap | None:
 
 def readonly_cap(text: str) -> Cap | None:
     """
-    Return the stored read cap of a child of a read-write directory, where the prefix ``ro.`` is implied.
+    Return the read cap of a read-write directory's child from the stored text, for which the directory
+    implies the prefix ``ro.``.
 
-    None if there is none. An unknown or malformed cap, or one that grants more than reading, is an
+    None if the text is empty. A cap that is unknown, malformed, or grants more than reading becomes an
     ``UnknownCap`` with a prefix.
     """
     text = text.rstrip(" ")
@@ -162,13 +165,14 @@ def readonly_cap(text: str) -> Cap | None:
     try:
         return parse_cap(text)
     except CapError:
-        # One bad child must not hide the others; an unknown cap can at least be shown.
+        # A malformed cap of one child must not make the directory unreadable; an ``UnknownCap`` can at least
+        # be shown.
         return UnknownCap(text)
 
 
 def entry_bytes(data: bytes) -> Iterator[tuple[bytes, int]]:
     """
-    Yield the bytes of each entry, without its length, and the offset where it begins.
+    Yield the bytes of each entry, without the length stored before it, and the offset where the entry begins.
 
     Raises:
         DirectoryError: data is not a directory.
@@ -181,7 +185,7 @@ def entry_bytes(data: bytes) -> Iterator[tuple[bytes, int]]:
 
 
 def entry_texts(stored: bytes, position: int = 0) -> tuple[str, str, bytes, bytes]:
-    """Return the same as ``entry_fields``, with name (composed) and read cap as text."""
+    """Return the same four fields as ``entry_fields``, with the composed name and the read cap as text."""
     name, cap_text, rw_data, metadata = entry_fields(stored, position)
     try:
         return composed(name.decode("utf-8")), cap_text.decode("utf-8"), rw_data, metadata
@@ -197,7 +201,7 @@ def entry_fields(stored: bytes, position: int = 0) -> tuple[bytes, bytes, bytes,
         position: the offset of the entry in the directory, for the error.
 
     Raises:
-        DirectoryError: it has fewer than four fields, or more.
+        DirectoryError: the entry has fewer or more than four fields.
     """
     (name, cap_text, rw_data, metadata), at = _take_netstrings(stored, 0, 4, position)
     if at != len(stored):
@@ -208,7 +212,7 @@ def entry_fields(stored: bytes, position: int = 0) -> tuple[bytes, bytes, bytes,
 def _take_netstrings(
     data: bytes, at: int, count: int, entry_position: int
 ) -> tuple[list[bytes], int]:
-    """Return the values of consecutive netstrings, and the position after them."""
+    """Return the values of ``count`` consecutive netstrings, and the position after them."""
     values = []
     for _ in range(count):
         colon = data.find(b":", at, at + _MAX_LENGTH_DIGITS + 1)
@@ -226,7 +230,7 @@ def _take_netstrings(
 def _metadata(data: bytes, entry_position: int) -> dict[str, Any]:
     try:
         metadata = json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError):  # RecursionError: nested too deep
+    except (ValueError, RecursionError):  # RecursionError: the JSON is nested too deep
         metadata = None
     if not isinstance(metadata, dict):
         _damaged(entry_position, "its metadata is not a JSON object")

@@ -20,22 +20,24 @@ from pipegrid.core import base32
 # ``place_shares`` guarantees, in this order:
 #
 # 1. Every share is assigned to exactly one server: one that holds it already, or a writable one.
-# 2. No other such assignment reaches a higher happiness, whether or not existing shares that are assigned
-#    to other servers are counted.
-# 3. Among those, none sends fewer shares.
-# 4. The same arguments give the same answer. If no server holds a share, share i goes to the i-th writable
-#    server, modulo their number; otherwise the result stays near to that, since readers look there first.
+# 2. No other assignment with property 1 reaches a higher happiness, whether or not existing shares that are
+#    assigned to other servers are counted.
+# 3. Among the assignments with properties 1 and 2, none sends fewer shares.
+# 4. The same arguments give the same result. If no server holds a share, share i goes to the i-th writable
+#    server, modulo the number of writable servers; otherwise the result stays near to that, since readers
+#    look there first.
 #
 # Why 2 and 3 hold: Take a maximum matching of the existing shares, in which as many read-only servers as
 # possible take part; let it have m pairs and leave w writable servers unused. (Adding servers one by one
-# along augmenting paths never drops a server that takes part, so read-only servers come first and both
-# maxima are reached together.) The u shares that no server holds must be sent anyway; each goes to an
-# unused server while there are any. If unused servers remain, as many shares that are held, but not
-# matched, are sent there too: each adds one to the happiness, and nothing can add more. So max(u, min(n -
-# m, w)) shares are sent. Fewer are not enough, since happiness is at most m plus the number of shares sent.
+# along augmenting paths never drops a server that takes part, so read-only servers come first and both maxima
+# are reached together.) The u shares that no server holds must be sent anyway; each goes to an unused server
+# while there are any. If unused servers remain, as many shares that are held, but not matched, are sent to
+# them too: each adds one to the happiness, and nothing can add more. So max(u, min(n - m, w)) shares are
+# sent. Fewer are not enough, since happiness is at most m plus the number of shares sent.
 #
-# An upload that has begun counts shares in flight as held by their servers. After a server has failed, the
-# same function then gives the new placement, and only the difference is sent.
+# An upload that has begun counts shares in flight as held by the servers that they are sent to. After a
+# server has failed, the same function then gives the new placement, and only shares whose server has changed
+# are sent.
 
 T = TypeVar("T")
 
@@ -44,7 +46,7 @@ def servers_of_happiness(sharemap: Mapping[int, AbstractSet[T]]) -> int:
     """Return the happiness of a map from share numbers to the servers that hold them."""
     alone = {next(iter(servers)) for servers in sharemap.values() if len(servers) == 1}
     if len(alone) == len(sharemap):
-        return len(alone)  # each share on a different server, the usual case
+        return len(alone)  # each share is on a different server, the usual case
     return len(happiness_matching(sharemap))
 
 
@@ -55,13 +57,13 @@ def possible_happiness(
     barred: Collection[tuple[int, T]] = (),
 ) -> int:
     """
-    Return the happiness that can be reached if shares are made again and sent to servers.
+    Return the happiness that is possible if any share can be made again and sent to servers.
 
     Args:
-        sharemap: share numbers to the servers that hold them now.
+        sharemap: for each share number, the servers that hold the share now.
         takers: servers that accept shares, including those that hold some already.
         total_shares: n; the shares are 0 to n - 1.
-        barred: pairs of a share and a server that does not accept it.
+        barred: pairs of a share and a server that does not accept this share.
     """
     reached = servers_of_happiness(sharemap)
     if reached == total_shares:
@@ -79,9 +81,9 @@ def possible_happiness(
 
 def happiness_matching(sharemap: Mapping[int, AbstractSet[T]]) -> dict[int, T]:
     """
-    Return a maximum matching, share number to server; if there are several, any of them.
+    Return a maximum matching, from share number to server. If there are several, any of them is returned.
 
-    Takes time proportional to the size of the map, plus the square of the number of shares.
+    The time is proportional to the size of the map, plus the square of the number of shares.
     """
     shares = list(sharemap)
     holdings: dict[T, int] = {}
@@ -104,14 +106,14 @@ def place_shares(
 
     Args:
         readwrite: servers that can accept shares, in the order of the ring.
-        readonly: servers whose shares count but that accept none, in the order of the ring.
-        existing: the share numbers that servers hold, or soon will. Servers that are in neither list and
-            share numbers from ``total_shares`` on are ignored.
+        readonly: servers that accept no shares, but whose existing shares count; in the order of the ring.
+        existing: for each server, the share numbers that it holds, or soon will. Servers that are in neither
+            list and share numbers from ``total_shares`` on are ignored.
         total_shares: n; the shares are 0 to n - 1.
 
     Returns:
-        In ascending order of share numbers. Without a writable server, the shares that no server holds are
-            missing.
+        In ascending order of share numbers. If no server is writable, shares that no server holds are left
+            out.
     """
     writable = dict.fromkeys(readwrite)
     servers = [*dict.fromkeys(s for s in readonly if s not in writable), *writable]
@@ -145,20 +147,25 @@ def _spread(
     placement: dict[int, T],
     load: Counter[T],
 ) -> None:
-    """Give unused servers one share each: share i to the i-th server if both are free, else in order."""
+    """
+    Give unused servers one share each: share i to the i-th writable server if both are free, the rest in
+    order.
+    """
     free = dict.fromkeys(unused)
     for share in unplaced:
         if share < len(writable) and writable[share] in free:
             del free[writable[share]]
             _put(share, [writable[share]], placement, load)
     rest = (share for share in unplaced if share not in placement)
-    # zip stops at the shorter one: there may be more servers, or more shares.
+    # zip stops when either servers or shares are used up.
     for server, share in zip(free, list(rest), strict=False):
         _put(share, [server], placement, load)
 
 
 def _put(share: int, candidates: Iterable[T], placement: dict[int, T], load: Counter[T]) -> None:
-    """Assign a share to the candidate with the fewest shares, the first if several have that few."""
+    """
+    Assign a share to the candidate with the fewest shares; if several have that few, to the first of them.
+    """
     server = min(candidates, key=load.__getitem__)
     placement[share] = server
     load[server] += 1
@@ -166,33 +173,35 @@ def _put(share: int, candidates: Iterable[T], placement: dict[int, T], load: Cou
 
 def _maximum_matching(holdings: Sequence[int]) -> dict[int, int]:
     """
-    Return a maximum matching, share to index of the server.
+    Return a maximum matching, from share to the index of a server.
 
-    Servers are added in order: one that can take part together with all earlier ones does so, with the
-    lowest free share, and no later one removes it.
+    Servers are added in order. A server that can take part together with all earlier ones does so, with the
+    lowest free share, and stays in the matching when later servers are added.
 
     Args:
         holdings: for each server, its shares as the set bits of a number. With bits, a step over all shares
-            of a server costs as much as one over a single share.
+            of a server costs as much as a step over one share.
     """
     owner: dict[int, int] = {}
     free = _union(holdings)
-    # Shares that a search reached without success. No later search can succeed through them: their owners
-    # hold nothing else.
+    # Shares that a search reached without success. No later search can succeed through them, since the
+    # servers that own them hold no other shares.
     exhausted = 0
     for start in range(len(holdings)):
         if not free:
             break
-        # How each server was reached: from which server, and over which of its own shares.
+        # For each server that the search reached: the server from which it was reached, and the share that
+        # this server would take from it.
         reached_from: dict[int, tuple[int, int]] = {}
         visited = exhausted
         queue = [start]
-        for server in queue:  # breadth first; the queue grows during iteration
+        for server in queue:  # breadth first; the queue grows meanwhile
             unvisited = holdings[server] & ~visited
             if unvisited & free:
                 share = next(_bits(unvisited & free))
                 free ^= 1 << share
-                # Along the path back to the start, each server passes its old share on.
+                # On the path back to the start, each server takes the share found for it, and passes on the
+                # share that it had.
                 while server != start:
                     owner[share] = server
                     server, share = reached_from[server]
@@ -216,7 +225,7 @@ def _union(masks: Iterable[int]) -> int:
 
 
 def _bits(mask: int) -> Iterator[int]:
-    """Yield the numbers of the set bits, lowest first."""
+    """Yield the positions of the set bits, lowest first."""
     while mask:
         lowest = mask & -mask
         yield lowest.bit_length() - 1
@@ -245,7 +254,7 @@ def permutation_seed(server_id: str, announced: str | None = None) -> bytes:
         return base32.decode(announced)
     key = server_id.removeprefix(_KEY_ID_PREFIX)
     if key != server_id and len(key) == _KEY_ID_CHARACTERS:
-        with suppress(ValueError):  # an id that only looks like a key is treated as text
+        with suppress(ValueError):  # an id that looks like a key but is not base32 is text
             return base32.decode(key)
     return hashlib.sha256(server_id.encode("utf-8")).digest()
 
@@ -259,7 +268,7 @@ def permuted(
     Args:
         storage_index: 16 bytes.
         seeds: the permutation seed of each server. Servers with the same seed keep their order.
-        preferred: servers that come before all others, in the same order among themselves.
+        preferred: servers that come before all other servers. Among themselves, they have the usual order.
     """
     start = hashlib.sha1(storage_index, usedforsecurity=False)
 

@@ -1,6 +1,6 @@
 """
-What is known of the shares of one immutable file: their verified metadata, what is missing of it, which
-ranges to read for a range of segments, and which segments wait for blocks.
+The state of one immutable file's shares during a download: their verified metadata, which metadata is
+missing, which ranges to read for a range of segments, and which segments wait for blocks.
 
 Source: the format reference, sections 6 and 7.
 """
@@ -23,15 +23,16 @@ from pipegrid.errors import CorruptionError, PipegridError, SegmentTooLarge
 
 class ReadPlan(NamedTuple):
     """
-    Which segments to read, and the ranges in a share where their parts are.
+    Which segments to read, and in which ranges of a share their parts are.
 
     Attributes:
-        geometry: of the file, known or guessed.
+        geometry: the file's sizes, known or guessed.
         first: the first segment whose plaintext has not been returned.
         end: the end of the range of segments that the reader wants.
         ahead_bytes: how many bytes of blocks to read from ``first`` on; at least one block is read.
-        most_bytes: the limit for blocks, even if it is shorter than one; None for no limit.
-        part: only blocks of these segments [first, end); None for all.
+        most_bytes: the maximum number of bytes of blocks, even if it is less than one block; None for no
+            limit.
+        part: read only blocks of these segments [first, end); None for all.
     """
 
     geometry: Geometry
@@ -43,11 +44,11 @@ class ReadPlan(NamedTuple):
 
     @property
     def until(self) -> int:
-        """The end of the segments to read now."""
+        """The first segment after those to read now."""
         return min(self.end, self.first + max(1, self.ahead_bytes // self.geometry.block_bytes))
 
     def blocks(self, where: ShareLayout) -> tuple[int, int]:
-        """Return the range [start, end) of the blocks to read."""
+        """Return the range [start, end) in a share of the blocks to read now."""
         first, until = self.first, self.until
         if self.part is not None:
             first = max(first, self.part[0])
@@ -56,15 +57,16 @@ class ReadPlan(NamedTuple):
         return start, end if self.most_bytes is None else min(end, start + self.most_bytes)
 
     def ueb(self, share: ShareParts, where: ShareLayout) -> tuple[int, int]:
-        """Return the range of the UEB; its end is an estimate until its length is known."""
+        """Return the range of the UEB in a share; its end is an estimate until the UEB's length is known."""
         return where.uri_extension, share.ueb_end(ueb.packed_length(self.geometry), where)
 
     def tree(self, tree: ShareTree | None, offset: int) -> Iterator[tuple[int, int]]:
         """
-        Yield the ranges of the nodes for the next segments, in a stored tree that begins at ``offset``.
+        Yield the ranges of the tree nodes that the next segments need. The stored tree begins at ``offset``.
         """
         if tree is not None:
-            # With tiny blocks, the trees must not become a large part of what is read in advance.
+            # Only one group of leaves: with tiny blocks, the trees would otherwise be a large part of what is
+            # read in advance.
             tree.need(self.first, min(self.until, self.first + GROUP_LEAVES), self.end)
             yield from tree.awaited()
             return
@@ -83,7 +85,7 @@ def block_range(where: ShareLayout, geometry: Geometry, first: int, end: int) ->
 
 class SegmentQueue:
     """
-    The order of segments [first, end): each starts in order, may fail and be tried again, and is returned
+    The order of segments [first, end). They are started in order, may fail and be retried, and are returned
     in order.
 
     Attributes:
@@ -100,32 +102,32 @@ class SegmentQueue:
 
     @property
     def done(self) -> bool:
-        """Whether all plaintext has been returned."""
+        """Whether the plaintext of all segments has been returned."""
         return self.next_delivery >= self.end
 
     @property
     def failing(self) -> list[int]:
-        """The segments that failed and have not been started again."""
+        """The segments that failed and whose retry has not started."""
         return sorted(self._retry)
 
     def candidates(self) -> Iterator[int]:
-        """Yield the segments that may be started now, best first."""
+        """Yield the segments that may be started now: those to retry, then the next one."""
         yield from self.failing
         if self._next_start < self.end:
             yield self._next_start
 
     def started(self, segment: int) -> None:
-        """Record that one of the candidates is being decoded."""
+        """Record that a segment from ``candidates`` is being decoded."""
         self._retry.discard(segment)
         if segment == self._next_start:
             self._next_start += 1
 
     def failed(self, segment: int) -> None:
-        """Record that a segment must be tried again."""
+        """Record that a segment must be retried."""
         self._retry.add(segment)
 
     def succeeded(self, segment: int, plaintext: list[Buffer]) -> list[Buffer]:
-        """Store a segment's plaintext; return all plaintext that is next in order."""
+        """Store a segment's plaintext; return all stored plaintext that is next in order."""
         self._results[segment] = plaintext
         leaving: list[Buffer] = []
         while self.next_delivery in self._results:
@@ -134,38 +136,38 @@ class SegmentQueue:
         return leaving
 
     def release(self) -> None:
-        """Drop the plaintext that waits for that of an earlier segment; nothing more is returned."""
+        """Drop the plaintext that waits for the plaintext of an earlier segment. Nothing more is returned."""
         self._results.clear()
 
 
 _CRYPTTEXT_SOURCES = 2
 """
-A large tree of segment hashes is read from this many shares, so that one slow share does not delay the
-others.
+A large tree of segment hashes is read from this many shares at the same time, so that one slow share does not
+delay the download.
 """
 
 
 class FileShares:
     """
-    The shares of one file, as far as they are known, for a reader of one range of it.
+    The shares of one file as far as they have arrived, for a reader of one range of the file.
 
-    Bytes arrive in any order and pieces, and are kept until they are not needed any more. The parts before
-    and after the blocks are verified as soon as they are complete: the cap proves the UEB by its hash, and
-    the UEB proves the share's chain, its tree of block hashes, and the tree of segment hashes. k, n and the
-    size are the cap's. A share with a wrong part is listed in ``corrupt``; after that it is not used, or
-    only for its other parts.
+    Bytes arrive in any order and in pieces of any size, and are kept until they are not needed any more. The
+    parts before and after the blocks are verified as soon as they are complete: the cap proves the UEB by its
+    hash, and the UEB proves the share's chain, its tree of block hashes, and the tree of segment hashes. k, n
+    and the size are taken from the cap. A share with a wrong part is listed in ``corrupt``; after that it is
+    not used at all, or only its other parts are.
 
     Attributes:
         guessed_geometry: the assumed sizes of the file until its UEB is known.
-        guessed_layout: the offsets that follow from them.
+        guessed_layout: the offsets that follow from the assumed sizes.
         geometry: the real sizes, once a good UEB has arrived.
-        corrupt: what was found to be wrong so far, with share number and offset.
-        foreign_uebs: share number to its UEB, where it is not the one that the cap names.
+        corrupt: the errors that were found so far, with share number and offset.
+        foreign_uebs: by share number, UEBs that are not the one that the cap names.
     """
 
-    # This is a base class of ``Decoder`` rather than a part of it, because every piece that arrives goes
-    # through ``received``, and delegating that would cost one more call. It does not use anything of
-    # ``Decoder``.
+    # This is a base class of ``Decoder`` rather than an attribute, because every piece that arrives goes
+    # through ``received``, and delegating would cost one more call for each. The class does not use anything
+    # of ``Decoder``.
 
     def __init__(
         self,
@@ -179,8 +181,8 @@ class FileShares:
         Start without any share.
 
         Args:
-            start, length: the range of plaintext to read, clipped to the file; None for the rest of the
-                file.
+            start, length: the range of plaintext to read, clipped to the file; a length of None means the
+                rest of the file.
             guess_segment_bytes: the maximum segment size that the writer probably used.
             max_segment_bytes: a file with larger segments is not restored.
         """
@@ -197,19 +199,21 @@ class FileShares:
         self._shares: dict[int, ShareParts] = {}
         self.foreign_uebs: dict[int, bytes] = {}
         self._failure: PipegridError | None = None
-        self._queue: SegmentQueue | None = None  # set when the geometry is known
+        self._queue: SegmentQueue | None = None  # None until the geometry is known
         self._uses_damaged_shares = False
 
     # Known shares.
 
     @property
     def shares_in_use(self) -> list[int]:
-        """The shares that can be asked and have not proved bad."""
+        """The numbers of the shares that a server can be asked for and that have not proved bad."""
         return [n for n, share in self._shares.items() if share.available and not share.bad]
 
     @property
     def bad_shares(self) -> list[int]:
-        """The shares whose blocks are not used any more because some part of them was wrong."""
+        """
+        The numbers of the shares whose blocks are not used any more because some part of the share was wrong.
+        """
         return [number for number, share in self._shares.items() if share.bad]
 
     @property
@@ -219,19 +223,22 @@ class FileShares:
 
     @property
     def held_bytes(self) -> int:
-        """Share bytes that have arrived and are still needed, without verified tree nodes."""
+        """How many bytes of shares have arrived and are still needed; verified tree nodes are not counted."""
         return sum(share.store.held_bytes for share in self._shares.values())
 
     def held_of(self, share_number: int) -> int:
-        """Return how many bytes of one share are held; a reader that streams the share pauses by this."""
+        """
+        Return how many bytes of one share are held. A reader that streams the share pauses if there are too
+        many.
+        """
         share = self._shares.get(share_number)
         return 0 if share is None else share.store.held_bytes
 
-    # Calls of the reader.
+    # What the reader calls.
 
     def add_share(self, share_number: int) -> None:
         """
-        Add a share that can be asked.
+        Add a share that a server can be asked for.
 
         A share that was dropped or is bad starts from scratch; add it again only if another server has it.
         """
@@ -244,10 +251,10 @@ class FileShares:
 
     def use_damaged_shares(self) -> list[int]:
         """
-        Use bad shares again; the last resort when there are too few good shares and no more can be found.
+        Use bad shares again, as a last resort when there are too few good shares and no more can be found.
 
-        From now on a share with bad blocks is used for its other segments: each block is verified by
-        itself, so the result is always right. Returns the bad shares that are in use again.
+        From now on a share with bad blocks is used for its other segments. Each block is verified by itself,
+        so the result is always right. Returns the numbers of the bad shares that are used again.
         """
         self._uses_damaged_shares = True
         revived = [s for s in self._shares.values() if s.bad and s.bad_segments]
@@ -256,7 +263,7 @@ class FileShares:
         return [share.number for share in revived]
 
     def drop_share(self, share_number: int) -> None:
-        """Stop asking a share; what has arrived of it remains in use."""
+        """Stop requesting a share, since its server is gone; bytes of it that have arrived remain in use."""
         share = self._shares.get(share_number)
         if share is not None:
             share.available = False
@@ -264,7 +271,8 @@ class FileShares:
 
     def received(self, share_number: int, offset: int, data: Buffer) -> None:
         """
-        Store bytes of a share, in any split and order; bytes that were not requested are ignored.
+        Store bytes of a share, which may arrive in any order and in pieces of any size. Bytes that were not
+        requested are ignored.
 
         Args:
             data: kept by reference; it must not change any more.
@@ -275,18 +283,21 @@ class FileShares:
             self._read_parts(share)
 
     def ended(self, share_number: int, offset: int) -> None:
-        """Record that a share has no bytes at or after offset; if some were needed, it is bad."""
+        """
+        Record that a share has no bytes at or after offset. If some of these bytes are needed, the share is
+        bad.
+        """
         share = self._shares.get(share_number)
         if share is not None and not share.bad:
             share.store.set_end(offset)
             self._read_parts(share)
 
     def raise_failure(self) -> None:
-        """Raise the error that makes all shares useless, if one has happened: see ``next_job``."""
+        """Raise the error that makes all shares useless, if there is one; see ``next_job``."""
         if self._failure is not None:
             raise self._failure
 
-    # What is still needed of the shares.
+    # What is still needed from the shares.
 
     @property
     def done(self) -> bool:
@@ -301,7 +312,8 @@ class FileShares:
     def _release_delivered(self, share: ShareParts) -> None:
         """Drop the blocks whose plaintext has been returned."""
         if share.layout is not None and self.geometry is not None and self._queue is not None:
-            # From the first block on: a wrong guess may have requested blocks before the range.
+            # Release from block 0, not from the start of the range: if the segment size was guessed wrongly,
+            # earlier blocks may have been requested.
             until = self._queue.next_delivery
             share.store.release(*block_range(share.layout, self.geometry, 0, until))
 
@@ -340,7 +352,7 @@ class FileShares:
             parsed = ueb.parse(packed)
             self._failure = contradiction(self._cap, parsed)
             if self._failure is not None:
-                share.bad_ueb = True  # it is not read again
+                share.bad_ueb = True  # so that the UEB is not read again
                 return
             if not parsed.segment_bytes or parsed.segment_bytes % k:
                 raise ValueError(f"a segment size of {parsed.segment_bytes} for {k} shares")
@@ -351,7 +363,7 @@ class FileShares:
             check_segment_bytes(parsed.segment_bytes, size, self._max_segment_bytes)
         except SegmentTooLarge as error:
             self._failure = error
-            share.bad_ueb = True  # it is not read again
+            share.bad_ueb = True  # so that the UEB is not read again
             return
         self._ueb = parsed
         self.geometry = Geometry(size, k, n, parsed.segment_bytes)
@@ -362,7 +374,7 @@ class FileShares:
                 self._read_parts(other)
 
     def _crypttext_tree(self, share: ShareParts) -> ShareTree | None:
-        """Return the share's tree of segment hashes, if it is known or should be read."""
+        """Return the share's tree of segment hashes, or None if this share's tree is not read."""
         if self._ueb is None or self.geometry is None or share.layout is None:
             return None
         if share.crypttext_tree is None and not share.bad_crypttext_tree:
@@ -408,7 +420,7 @@ class FileShares:
     # Bad shares.
 
     def _condemn(self, share: ShareParts, bad: BadPart) -> None:
-        """Stop using a share, even as a last resort."""
+        """Stop using a share; ``use_damaged_shares`` will not use it again either."""
         if not share.bad:
             share.bad = True
             share.bad_segments.clear()
@@ -416,7 +428,7 @@ class FileShares:
             share.store.clear()
 
     def _bad_block(self, share: ShareParts, segment: int, geometry: Geometry) -> None:
-        """Stop using a share unless ``use_damaged_shares`` is called."""
+        """Record a bad block, and stop using its share unless ``use_damaged_shares`` was called."""
         share.bad_segments.add(segment)
         if share.bad:
             return

@@ -1,5 +1,5 @@
 """
-The received bytes of one immutable share, and their verification part by part.
+The received bytes of one immutable share, and the verification of each part.
 
 Source: the format reference, sections 6 and 7.1.
 """
@@ -16,15 +16,15 @@ from pipegrid.core.hashes import HASH_BYTES, MERKLE_NODE, UEB, Buffer
 from pipegrid.core.layout import CHAIN_ENTRY_BYTES, ShareLayout
 from pipegrid.core.spans import Spans
 
-# Only bytes that were requested are kept, each once, until they are released, so no server can make a
-# reader hold more than it chose to request. Large pieces are kept by reference and never joined; small ones
+# Only bytes that were requested are kept, each once, until they are released. So no server can make a reader
+# hold more than the reader has requested. Large pieces are kept by reference and never joined. Small pieces
 # are copied together, since a thousand tiny buffers take far more memory than their bytes.
 
 _SMALL_BYTES = 4096
-"""Shorter pieces are copied: a reference might keep a much larger buffer in memory."""
+"""Pieces shorter than this are copied: a reference might keep a much larger buffer in memory."""
 
 _GATHERED_BYTES = 1 << 16
-"""Small pieces are copied together up to this size."""
+"""Small pieces are copied into one buffer up to this length."""
 
 
 class ShareBytes:
@@ -33,7 +33,7 @@ class ShareBytes:
 
     Attributes:
         end: no byte at or after this offset exists, according to the server; None if unknown.
-        keeps: nothing is released; for readers that need parts twice, and little of the share.
+        keeps: nothing is released. For readers that need parts twice, and only a little of the share.
     """
 
     __slots__ = ("_have", "_in_flight", "_pieces", "_requested", "_starts", "end", "keeps")
@@ -44,12 +44,12 @@ class ShareBytes:
         self._requested = Spans()
         self._in_flight = Spans()
         self._have = Spans()
-        # Sorted and disjoint; piece i begins at share offset _starts[i].
+        # Sorted and disjoint pieces; piece i begins at the share's offset _starts[i].
         self._starts: list[int] = []
         self._pieces: list[memoryview | bytearray] = []
 
     def ask(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Mark [start, end) as requested; return the parts that were not before."""
+        """Mark [start, end) as requested; return the parts that were not requested before."""
         if self.end is not None:
             end = min(end, self.end)
         fresh = self._requested.gaps(start, end)
@@ -66,13 +66,13 @@ class ShareBytes:
 
     def put(self, offset: int, data: Buffer) -> None:
         """
-        Keep those bytes of data that were requested and have not arrived before.
+        Keep the bytes of data that were requested and have not arrived before; ignore the rest.
 
         The buffer is kept by reference and must not change any more.
         """
         view = memoryview(data).cast("B")
         if not len(view):
-            return  # a piece without bytes would hide the one that begins at the same offset
+            return  # an empty piece would hide the one that begins at its offset
         for start, end in self._in_flight.overlap(offset, offset + len(view)):
             self._in_flight.remove(start, end)
             self._have.add(start, end)
@@ -94,14 +94,14 @@ class ShareBytes:
                 try:
                     before.extend(view)
                 except BufferError:
-                    pass  # another thread reads it now, so it cannot be resized
+                    pass  # another thread reads the buffer now, so it cannot be resized
                 else:
                     return
         self._starts.insert(i, start)
         self._pieces.insert(i, bytearray(view))
 
     def set_end(self, offset: int) -> None:
-        """Record that the share has no bytes at or after offset; do not wait for them."""
+        """Record that the share has no bytes at or after offset, so that they are not waited for."""
         self.end = offset if self.end is None else min(self.end, offset)
         for start, end in self._in_flight:
             self._in_flight.remove(max(start, self.end), end)
@@ -112,15 +112,15 @@ class ShareBytes:
         return self._have.total
 
     def has(self, start: int, end: int) -> bool:
-        """Return whether all of [start, end) has arrived and was not released."""
+        """Return whether all bytes [start, end) have arrived and were not released."""
         return self._have.contains(start, end)
 
     def missing(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Return the parts of [start, end) that have not arrived, or were released."""
+        """Return the parts of [start, end) that have not arrived, or were released already."""
         return self._have.gaps(start, end)
 
     def pieces(self, start: int, end: int) -> list[memoryview]:
-        """Return [start, end), all of which must have arrived, in the pieces in which it arrived."""
+        """Return bytes [start, end), all of which must have arrived, as buffers that are not copied."""
         views = []
         i = max(0, bisect_right(self._starts, start) - 1)
         while start < end:
@@ -133,14 +133,14 @@ class ShareBytes:
         return views
 
     def read(self, start: int, end: int) -> bytes:
-        """Return a copy of [start, end), all of which must have arrived; for small parts."""
+        """Return a copy of bytes [start, end), all of which must have arrived. For small parts."""
         return b"".join(self.pieces(start, end))
 
     def release(self, start: int, end: int) -> None:
         """
-        Drop [start, end), including bytes that are still to arrive.
+        Drop bytes [start, end), including those that are still to arrive.
 
-        Another part may contain the same bytes, if a header is wrong; they can be requested again.
+        If a header is wrong, another part may contain the same bytes; these can be requested again.
         """
         if self.keeps:
             return
@@ -174,7 +174,7 @@ class ShareBytes:
 
 
 # Parts are verified against hashes that the caller gives. A wrong part raises ``BadPart``; ``FileShares``
-# decides what that means for the share.
+# then decides whether the rest of the share is still used.
 
 
 class BadPart(Exception):
@@ -182,9 +182,9 @@ class BadPart(Exception):
     A part of a share is wrong.
 
     Attributes:
-        section: the header's name for the part, or ``header``.
-        offset: where in the share data it begins.
-        what: says what is wrong; continues "share 3 is damaged: ".
+        section: the name that ``ShareLayout`` gives the part, or ``header``.
+        offset: where in the share data the part begins.
+        what: what is wrong, as text to follow "share 3 is damaged: ".
     """
 
     def __init__(self, section: str, offset: int, what: str) -> None:
@@ -196,7 +196,7 @@ class BadPart(Exception):
 
 class ForeignUeb(BadPart):
     """
-    A share's UEB is not the one that the cap names.
+    The UEB of a share is not the one that the cap names.
 
     Attributes:
         packed: the UEB of the share.
@@ -209,7 +209,8 @@ class ForeignUeb(BadPart):
 
 class ShareTree:
     """
-    One of the trees stored in a share: says which nodes to read, and verifies them when a leaf is needed.
+    One of the two trees that are stored in a share. Returns which nodes to read, and verifies them when a
+    leaf is needed.
     """
 
     def __init__(self, store: ShareBytes, section: str, offset: int, tree: VerifiedTree) -> None:
@@ -223,10 +224,11 @@ class ShareTree:
 
     def need(self, first_leaf: int, end_leaf: int, last_leaf: int) -> None:
         """
-        Declare that leaves [first_leaf, end_leaf) will be needed, and none before; cheap to repeat.
+        Declare that leaves [first_leaf, end_leaf) will be needed, and no leaf before them. Repeated calls are
+        cheap.
 
         Args:
-            last_leaf: no leaf from this one on is ever needed.
+            last_leaf: the end of the leaves that will ever be needed.
         """
         leaves = self._tree.num_leaves
         while self._needed_until < end_leaf:
@@ -257,7 +259,7 @@ class ShareTree:
 
     def leaf(self, leaf: int) -> bytes | None:
         """
-        Return a verified leaf, or None if it cannot be verified yet.
+        Return the verified hash of a leaf, or None while nodes are missing.
 
         Raises:
             BadPart: the stored nodes contradict the root.
@@ -283,17 +285,17 @@ class ShareParts:
     The parts of one share that are known: its header, UEB, leaf of the share hash tree, and two trees.
 
     Attributes:
-        store: its bytes.
-        layout: its offset table, once the header has arrived; not authenticated.
+        store: the share's bytes.
+        layout: the share's offset table, once the header has arrived; not authenticated.
         hint: the geometry that the header suggests; not authenticated either.
-        leaf: its verified leaf of the share hash tree.
+        leaf: the share's verified leaf of the share hash tree.
         block_tree: set when leaf is known.
         crypttext_tree: set by the caller when it knows the UEB.
-        available: a server can be asked for it.
-        bad: its blocks must not be used.
+        available: whether a server can be asked for the share.
+        bad: whether the share's blocks must not be used.
         bad_segments: the segments whose block is wrong.
-        bad_ueb: its copy of the UEB is wrong; its blocks may be right.
-        bad_crypttext_tree: its copy of that tree is wrong; its blocks may be right.
+        bad_ueb: whether the share's UEB is wrong; its blocks may be right.
+        bad_crypttext_tree: whether the share's tree of segment hashes is wrong; its blocks may be right.
     """
 
     def __init__(self, share_number: int, guess: Geometry) -> None:
@@ -311,7 +313,7 @@ class ShareParts:
         self.bad_crypttext_tree = False
 
     def read_header(self) -> None:
-        """Parse the header if it has arrived; raises ``BadPart``."""
+        """Parse the header if it has arrived. Raises ``BadPart`` if the header is wrong."""
         if self.layout is not None or not self.store.has(0, 4):
             return
         length = self.header_bytes()
@@ -331,7 +333,10 @@ class ShareParts:
         return layout.for_geometry(self.hint).header_bytes
 
     def ueb_end(self, expected_bytes: int, where: ShareLayout) -> int:
-        """Return where the UEB ends: exact if its length has arrived, else as expected."""
+        """
+        Return where the UEB ends: exact if the UEB's length has arrived, otherwise with ``expected_bytes`` as
+        its length.
+        """
         start = where.uri_extension
         body = start + where.ueb_length_bytes
         if self.layout is None or not self.store.has(start, body):
@@ -339,7 +344,9 @@ class ShareParts:
         return body + parse_ueb_length(self.store.read(start, body), start)
 
     def read_ueb(self, ueb_hash: bytes) -> bytes | None:
-        """Return the UEB if it has arrived, checked against its hash; raises ``BadPart``."""
+        """
+        Return the UEB if it has arrived, checked against ``ueb_hash``. Raises ``BadPart`` if it is wrong.
+        """
         if self.layout is None:
             return None
         start = self.layout.uri_extension
@@ -355,7 +362,12 @@ class ShareParts:
         return packed
 
     def read_leaf(self, share_root_hash: bytes, geometry: Geometry) -> None:
-        """Verify the share's leaf if its chain has arrived; needs the UEB; raises ``BadPart``."""
+        """
+        Verify the share's leaf if its hash chain has arrived. Raises ``BadPart`` if the chain is wrong.
+
+        Args:
+            share_root_hash: the root of the share hash tree, from the UEB.
+        """
         if self.leaf is not None or self.layout is None:
             return
         start, end = self.layout.share_hashes, self.layout.uri_extension
@@ -371,14 +383,15 @@ class ShareParts:
 
 def read_layout(header: bytes, total_shares: int) -> ShareLayout:
     """
-    Return the offset table of a header, after checking its bounds.
+    Return the offset table of a header, after checking its limits.
 
     Raises:
-        ValueError: it is not a header, or its offsets are impossible.
+        ValueError: this is not a header, or its offsets are impossible.
     """
     parsed = layout.parse_header(header)
     chain_bytes = parsed.uri_extension - parsed.share_hashes
-    # A mistyped cap may name too few shares; then its own UEB is to report that, not this check.
+    # A mistyped cap may give too few shares. Then the comparison with the UEB should report this, so long
+    # chains are accepted here.
     most_entries = max(hash_tree.num_nodes(total_shares), hash_tree.chain_entries(256))
     if chain_bytes > most_entries * CHAIN_ENTRY_BYTES:
         raise ValueError("a share whose hash chain has more entries than the tree has nodes")
@@ -389,7 +402,7 @@ def read_layout(header: bytes, total_shares: int) -> ShareLayout:
 
 
 def suggested_geometry(parsed: ShareLayout, guess: Geometry) -> Geometry:
-    """Return the geometry that a header suggests, or the guess if it suggests none."""
+    """Return the geometry that a header suggests, or ``guess`` if it suggests none."""
     segment_bytes = parsed.block_bytes * guess.required_shares
     if not segment_bytes:
         return guess
@@ -397,7 +410,7 @@ def suggested_geometry(parsed: ShareLayout, guess: Geometry) -> Geometry:
 
 
 def parse_ueb_length(prefix: bytes, offset: int) -> int:
-    """Return the length of the UEB; raises ``BadPart`` if it is too long."""
+    """Return the length of the UEB. Raises ``BadPart`` if the UEB is too long."""
     length = int.from_bytes(prefix, "big")
     if length > ueb.MAX_UEB_BYTES:
         raise BadPart("uri_extension", offset, f"its UEB claims to be {length} bytes long")
@@ -413,19 +426,19 @@ def prove_leaf(
     proven: dict[int, bytes] | None = None,
 ) -> bytes:
     """
-    Return the share's own leaf of the share hash tree, verified by its chain.
+    Return a share's own leaf of the share hash tree, verified with the share's hash chain.
 
     Args:
         chain: the stored entries, in any order: 2 bytes node number, 32 bytes hash.
-        offset: where the chain begins, for the error.
-        proven: nodes of the tree that chains of other shares have proven; this chain adds its own. A proven
-            node's sibling is proven, too, and so are the nodes above it.
+        offset: where the chain begins in the share, for the error.
+        proven: nodes of the tree that chains of other shares have proven; this chain adds its nodes. If a
+            node is proven, so are its sibling and the nodes above it.
 
     Raises:
-        BadPart: the leaf or a node on its path is missing, or they do not give the root.
+        BadPart: the leaf or a node on its path is missing, or the nodes do not lead to the root.
     """
     leaf_key, end_key, path = _path_to_root(total_shares, share_number)
-    nodes: dict[bytes, bytes] = {}  # by the node numbers as they are stored
+    nodes: dict[bytes, bytes] = {}  # keys are node numbers, as the chain stores them
     for at in range(0, len(chain), CHAIN_ENTRY_BYTES):
         key, value = chain[at : at + 2], chain[at + 2 : at + CHAIN_ENTRY_BYTES]
         if key >= end_key or nodes.setdefault(key, value) != value:
@@ -447,7 +460,7 @@ def prove_leaf(
         elif known[number] == value and known[sibling] == other:
             value = known.get((number - 1) // 2, share_root_hash)
         else:
-            value = b""  # no hash: the comparison below fails
+            value = b""  # not a hash, so the comparison below fails
             break
     if value != share_root_hash:
         raise BadPart("share_hashes", offset, "its hash chain does not lead to the file's root")
@@ -460,8 +473,9 @@ def _path_to_root(
     total_shares: int, share_number: int
 ) -> tuple[bytes, bytes, tuple[tuple[int, int, bytes], ...]]:
     """
-    Return how a chain stores the number of a share's leaf; the number after the last node, likewise; and
-    from the leaf up to the root each node's number, its sibling's, and how a chain stores that one.
+    Return what ``prove_leaf`` needs to know of the tree: a share's leaf number and the number after the last
+    node, both as a chain stores them; and for each node from the leaf up to the root, its number, its
+    sibling's number, and the latter as a chain stores it.
     """
     leaf = hash_tree.leaf_node(total_shares, share_number)
     end = min(hash_tree.num_nodes(total_shares), 0xFFFF)
@@ -485,10 +499,10 @@ def _wrong_entry(key: bytes, end_key: bytes) -> str:
 
 def blamed_offset(bad: BadPart, parsed: ShareLayout | None, geometries: list[Geometry]) -> int:
     """
-    Return the offset of what is most likely damaged: the bad part, or the header that names it.
+    Return the offset of what is most likely damaged: the bad part, or the header with the part's offset.
 
-    A header is not authenticated: if it places a part where no writer would, and the part is wrong, the
-    header is at fault.
+    A header is not authenticated. If the header places a part where no writer puts it, and the part is wrong,
+    the header is at fault.
     """
     if parsed is None or bad.section == "header":
         return bad.offset

@@ -1,6 +1,7 @@
 """
-Decoding of one segment as a pure job for any thread: verify k blocks, decode, verify, decrypt; and of a file
-of one segment from whole shares, the counterpart of ``encoder.encode_whole``.
+Decoding of one segment as a job without side effects, for any thread: verify k blocks, decode, verify,
+decrypt. Also decoding of a file of one segment from whole shares, the counterpart of
+``encoder.encode_whole``.
 
 Source: the format reference, sections 6 and 7.1.
 """
@@ -22,7 +23,7 @@ from pipegrid.core.stream_cipher import StreamCipher
 
 
 class Block(NamedTuple):
-    """One share's part of a segment, in the pieces in which it arrived, and the hash it must have."""
+    """One share's part of a segment, in the pieces in which it arrived, and the hash that it must have."""
 
     share_number: int
     pieces: list[memoryview]
@@ -39,8 +40,8 @@ class SegmentResult(NamedTuple):
 
     Attributes:
         plaintext: the requested part of the segment, in pieces.
-        bad_shares: those whose blocks did not match; if there are any, nothing was decoded.
-        consistent: False if good blocks made a segment that is not the one its author hashed.
+        bad_shares: the shares whose blocks did not match their hashes; if there are any, nothing was decoded.
+        consistent: False if good blocks gave a segment other than the one whose hash the author stored.
     """
 
     segment: int
@@ -49,7 +50,7 @@ class SegmentResult(NamedTuple):
     consistent: bool = True
 
     def __repr__(self) -> str:
-        """Without the plaintext: logs may contain it."""
+        """Return a short form without the plaintext, since logs may contain it."""
         return f"SegmentResult({self.segment}, ..., {self.bad_shares}, {self.consistent})"
 
 
@@ -59,10 +60,10 @@ class SegmentJob(NamedTuple):
 
     Attributes:
         key: None to return the ciphertext.
-        blocks: exactly k, of different shares.
-        crypttext_hash: of the segment's ciphertext without padding, verified.
-        start: first plaintext byte to return, counted from the start of the segment.
-        end: the byte after the last one to return.
+        blocks: exactly k blocks, of different shares.
+        crypttext_hash: the verified hash of the segment's ciphertext without padding.
+        start: the first plaintext byte to return, counted from the start of the segment.
+        end: the byte after the last byte to return.
     """
 
     segment: int
@@ -74,7 +75,7 @@ class SegmentJob(NamedTuple):
     end: int
 
     def __repr__(self) -> str:
-        """Without the key: logs may contain it."""
+        """Return a short form without the key, since logs may contain it."""
         return f"SegmentJob({self.segment}, ...)"
 
     def run(self) -> SegmentResult:
@@ -98,7 +99,7 @@ class SegmentJob(NamedTuple):
 
 
 def decrypted(ciphertext: Iterable[Buffer], cipher: StreamCipher) -> list[Buffer]:
-    """Return the plaintext of these pieces, in new buffers."""
+    """Return the plaintext of the pieces of ciphertext, in new buffers."""
     plaintext: list[Buffer] = []
     for piece in ciphertext:
         output = erasure.uninitialised(len(piece))
@@ -110,38 +111,38 @@ def decrypted(ciphertext: Iterable[Buffer], cipher: StreamCipher) -> list[Buffer
 def joined(
     blocks: Mapping[int, Sequence[Buffer]], required_shares: int, total_shares: int, length: int
 ) -> list[Buffer]:
-    """Return a segment of ``length`` bytes in pieces, from as many of its blocks as needed."""
+    """Return a segment of ``length`` bytes in pieces, made from at least k of its blocks."""
     if all(number in blocks for number in range(required_shares)):
-        # The primary blocks are the segment: nothing to compute or to join.
+        # The primary blocks together are the segment, so nothing is computed or joined.
         return cut([piece for n in range(required_shares) for piece in blocks[n]], 0, length)
     whole = {n: parts[0] if len(parts) == 1 else b"".join(parts) for n, parts in blocks.items()}
     return erasure.decode(whole, required_shares, total_shares, length)
 
 
-# Files of one segment, from whole shares.
+# Decoding files of one segment from whole shares.
 
 SMALL_FILE_BYTES = 128 << 10
-"""Files up to this size are one segment, whichever of today's and earlier writers stored them."""
+"""The size up to which a file is one segment, no matter whether a present or an earlier writer stored it."""
 
 
 class Unexpected(Exception):
     """
-    A share is damaged, or is laid out in another way than writers do by default.
+    A share is damaged, or laid out differently from the default of writers.
 
-    ``Decoder`` tells which, and reads the file in both cases.
+    ``Decoder`` finds out which, and reads the file in both cases.
     """
 
 
 class WholeShareForm(NamedTuple):
     """
-    What the cap of a small file says of each of its shares.
+    The parts of a small file's shares that follow from its cap.
 
     Attributes:
         header: the first bytes of every share.
         share_bytes: the length of every share.
-        ueb_parts: the last section of every share, the UEB with its length, without its three hashes: what is
-            before the hash of the ciphertext, the root of the crypttext hash tree, and that of the share hash
-            tree; and what is after the last one.
+        ueb_parts: the last section of every share (the UEB with its length) without its three hashes: the
+            bytes before each of the hashes, and the bytes after the last hash. The hashes are that of the
+            ciphertext, the root of the crypttext hash tree, and the root of the share hash tree.
     """
 
     geometry: Geometry
@@ -162,7 +163,7 @@ def _form(required_shares: int, total_shares: int, size: int) -> WholeShareForm 
         return None
     geometry = Params(required_shares, total_shares).geometry(size)
     where = layout.for_geometry(geometry)
-    # No number contains such bytes.
+    # Marks in place of the hashes: no number in a UEB contains such bytes.
     marks = [bytes([number + 1]) * HASH_BYTES for number in range(3)]
     rest, parts = where.pack_ueb(ueb.pack(geometry, *marks)), []
     for mark in marks:
@@ -179,16 +180,17 @@ def _form(required_shares: int, total_shares: int, size: int) -> WholeShareForm 
 
 def decode_whole(cap: ChkCap, form: WholeShareForm, shares: Mapping[int, bytes]) -> bytes:
     """
-    Return the plaintext of a file, every byte of it proven by the cap.
+    Return the plaintext of a file; the cap proves every byte of it.
 
-    All that readers check is checked, and also that nothing in the shares differs from what writers store.
+    This checks everything that ``Decoder`` checks, and also that nothing in the shares differs from what
+    writers store.
 
     Args:
         form: what ``whole_share_form`` returned for the cap.
-        shares: exactly k whole shares, by share number.
+        shares: by share number, exactly k whole shares.
 
     Raises:
-        Unexpected: some share is not as expected.
+        Unexpected: a share is not as expected.
     """
     geometry, where = form.geometry, form.where
     length = geometry.segment_length(0)
@@ -199,7 +201,8 @@ def decode_whole(cap: ChkCap, form: WholeShareForm, shares: Mapping[int, bytes])
     for number, share in shares.items():
         block = share[where.data : where.unused]
         block_hash = BLOCK.hash(block)
-        # The tree over one segment is its only leaf, and so the share's leaf is the hash of its block.
+        # The tree over one segment consists of one leaf, so the share's leaf of the share hash tree is the
+        # hash of its block.
         if (
             len(share) != form.share_bytes
             or not share.startswith(form.header)
@@ -226,7 +229,9 @@ def decode_whole(cap: ChkCap, form: WholeShareForm, shares: Mapping[int, bytes])
 
 
 def _read_ueb(cap: ChkCap, form: WholeShareForm, end: bytes) -> tuple[bytes, bytes]:
-    """Return the roots of the crypttext hash tree and of the share hash tree from the end of a share."""
+    """
+    Return the roots of the crypttext hash tree and of the share hash tree, from the last section of a share.
+    """
     first, second, third, last = form.ueb_parts
     root = len(first) + HASH_BYTES + len(second)
     share_root = root + HASH_BYTES + len(third)

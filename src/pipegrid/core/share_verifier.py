@@ -1,5 +1,5 @@
 """
-Verifies every meaningful byte of one share in one pass from start to end; needs only a verify cap.
+Verifier of every meaningful byte of one share, in one pass from start to end, which needs only a verify cap.
 
 Source: the format reference, sections 4 to 7.
 """
@@ -32,14 +32,14 @@ from pipegrid.core.ueb import MAX_UEB_BYTES, Ueb
 from pipegrid.errors import CorruptionError
 
 MAX_PROBLEMS = 100
-"""Further problems of a share are counted, not listed."""
+"""How many problems of a share are listed; further ones are only counted."""
 
 MAX_SUGGESTED_SEGMENTS = 1 << 20
-"""A header that implies more segments is rejected: a hash would be kept for each."""
+"""A header that implies more segments than this is ignored, since a hash would be kept for each segment."""
 
 
 class _Section:
-    """A part of the share that is kept as a whole: its expected range, and its bytes."""
+    """A part of the share that is kept as a whole: its expected range, and the bytes that have arrived."""
 
     __slots__ = ("data", "end", "start")
 
@@ -59,15 +59,15 @@ class _Section:
 
 class ShareVerifier:
     """
-    Verifies one share: ``feed`` it all bytes in order, then call ``finish``.
+    Verifies one share: pass all its bytes to ``feed`` in order, then call ``finish``.
 
-    Blocks are hashed and not kept; metadata and hashes are kept, about 100 bytes a segment. The UEB, which
-    names the segment size, comes near the end. Until then the size is taken from the header or from the
-    caller; the UEB then shows whether it was right. Methods do not block, and may run in any thread, one at
-    a time.
+    Blocks are hashed and not kept; metadata and hashes are kept, about 100 bytes per segment. The UEB, which
+    contains the segment size, comes near the share's end. Until then the segment size is taken from the
+    header or from the caller; the UEB then shows whether it was right. Methods do not block, and may run in
+    any thread, one at a time.
 
     Attributes:
-        problems: what was found to be wrong, with share number and offset.
+        problems: the errors that were found, with share number and offset.
         fed_bytes: how many bytes of the share were fed.
         packed_ueb: the UEB that the cap names, once ``finish`` has found it; else b"".
     """
@@ -102,7 +102,8 @@ class ShareVerifier:
         """Accept the next bytes of the share, any number of them."""
         view = memoryview(data).cast("B")
         if self._layout is None and len(self._header) < MAX_HEADER_BYTES:
-            # Parse only when even the longer header has arrived; then process the bytes held back.
+            # Parse the header only when enough bytes for the longer version have arrived, then process the
+            # bytes collected until now.
             missing = MAX_HEADER_BYTES - len(self._header)
             self._header += view[:missing]
             view = view[missing:]
@@ -142,7 +143,7 @@ class ShareVerifier:
         }
 
     def _likely_geometry(self, parsed: ShareLayout) -> Geometry:
-        """Return the geometry that agrees with most of the header."""
+        """Return the geometry whose offsets agree with most offsets in the header."""
         k, n, size = self._cap.required_shares, self._cap.total_shares, self._cap.size
         known = self._segment_bytes
         if known is not None and known > 0 and known % k == 0:
@@ -181,12 +182,12 @@ class ShareVerifier:
     # The end.
 
     def finish(self) -> list[CorruptionError]:
-        """Finish after the last byte of the share; return all problems."""
+        """Finish after the last byte of the share; return all problems that were found."""
         if self._finished:
             return self.problems
         self._finished = True
         if self._layout is None and not self.problems:
-            self._begin()  # a short share: perhaps long enough for a header
+            self._begin()  # a short share, which may still contain a whole header
             self._take(memoryview(bytes(self._header)))
         if self._layout is not None and self._geometry is not None:
             self._check_all(self._layout, self._geometry)
@@ -242,7 +243,10 @@ class ShareVerifier:
             raise BadPart("uri_extension", start, f"its UEB disagrees with the cap on {wrong}")
 
     def _check_chain(self, where: ShareLayout, geometry: Geometry) -> bytes | None:
-        """Return the leaf that the chain proves; None without a good UEB, which names the root."""
+        """
+        Return the share's leaf that its hash chain proves. None if there is no good UEB, which contains the
+        root.
+        """
         section = self._sections["share_hashes"]
         if not section.whole:
             raise self._cut_off("share_hashes", where.share_hashes, "its hash chain")
@@ -252,7 +256,9 @@ class ShareVerifier:
         return prove_leaf(bytes(section.data), self._number, total, root, where.share_hashes)
 
     def _check_blocks(self, where: ShareLayout, geometry: Geometry, leaf: bytes | None) -> None:
-        """Compare blocks, tree of block hashes and leaf; report which of them is wrong."""
+        """
+        Compare the blocks, the tree of block hashes and the share's leaf; report which of the three is wrong.
+        """
         section = self._sections["block_hashes"]
         if not section.whole:
             self._problem(self._cut_off("block_hashes", section.start, "its tree of block hashes"))
@@ -268,7 +274,7 @@ class ShareVerifier:
                 return
         if not section.whole:
             return
-        # Some block is wrong: the stored tree, as far as it is consistent, says which.
+        # Some block is wrong. The stored tree, as far as it is consistent, shows which block.
         root = leaf if leaf is not None else bytes(section.data[:HASH_BYTES])
         for segment, stored in self._prove_all("block_hashes", section, geometry, root):
             if segment >= len(self._block_hashes) or stored == self._block_hashes[segment]:
@@ -306,7 +312,7 @@ class ShareVerifier:
     def _prove_all(
         self, name: str, section: _Section, geometry: Geometry, root: bytes
     ) -> Iterator[tuple[int, bytes]]:
-        """Yield every leaf of a stored tree that the root proves; report each bad pair of nodes."""
+        """Yield every leaf of a stored tree that the root proves; report each bad pair of sibling nodes."""
         tree = VerifiedTree(geometry.num_segments, root)
         tree.offer(0, section.data)
         reported = set()

@@ -1,4 +1,4 @@
-"""Sets of integers as sorted half-open ranges, for byte ranges that were requested or have arrived."""
+"""Sets of integers as sorted half-open ranges, used for byte ranges that were requested or have arrived."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 Range = tuple[int, int]
-"""Half-open: the first integer, and the one after the last."""
+"""A half-open range: the first integer, and the integer after the last one."""
 
 
 class Span(NamedTuple):
     """
-    ``length`` bytes of share data from ``offset``.
+    ``length`` bytes of share data from ``offset`` on.
 
     Attributes:
-        can_wait: the reader may delay it for any time; a span that cannot wait is short.
+        can_wait: the reader may delay this span for any time. A span that cannot wait is short.
     """
 
     offset: int
@@ -24,7 +24,7 @@ class Span(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The first byte after the span."""
+        """The offset after the last byte of the span."""
         return self.offset + self.length
 
 
@@ -32,8 +32,8 @@ class Spans:
     """
     A set of integers as disjoint ranges [start, end) that do not touch each other.
 
-    Every operation costs a binary search and the ranges it touches, and moves the ranges after them; a
-    transfer in order keeps the set at a few ranges, and only moves one end.
+    An operation costs a binary search, a step for each range that it touches, and moving the ranges after
+    these. A transfer in order keeps the set at a few ranges, and only changes the end of one.
 
     Attributes:
         total: the number of integers.
@@ -49,7 +49,7 @@ class Spans:
 
     @classmethod
     def up_to(cls, end: int) -> Spans:
-        """Return [0, end), as needed for every small share that arrives as a whole."""
+        """Return the set [0, end). Faster than ``add``, for small shares that arrive as a whole."""
         made = cls.__new__(cls)
         made._starts, made._ends, made.total = ([0], [end], end) if end > 0 else ([], [], 0)
         return made
@@ -120,7 +120,8 @@ class Spans:
         """Return the parts of [start, end) that are not in the set."""
         if start >= end:
             return []
-        # A download asks for the same ranges repeatedly: usually all of it has arrived, or nothing.
+        # A download asks for the same range repeatedly, and usually all of the range has arrived or none of
+        # it: these cases first.
         first = bisect_right(self._ends, start)
         if first == len(self._starts) or self._starts[first] >= end:
             return [(start, end)]
@@ -137,7 +138,7 @@ class Spans:
         return missing
 
     def merged(self, gap: int) -> list[Range]:
-        """Return the ranges; those at most ``gap`` apart are joined."""
+        """Return the ranges; ranges at most ``gap`` apart are joined."""
         joined: list[Range] = []
         for start, end in self:
             if joined and start - joined[-1][1] <= gap:

@@ -1,5 +1,5 @@
 """
-AES-128 in counter mode, the cipher of immutable files: one key stream for the whole file.
+AES-128 in counter mode, with one key stream for a whole immutable file or a segment of a mutable one.
 
 Source: the format reference, section 2.3.
 """
@@ -22,7 +22,8 @@ WritableBuffer = bytearray | memoryview
 
 Apply = Callable[[Buffer, WritableBuffer], object]
 """
-Encrypts the next bytes of the first buffer into the second, which has the same length and may be the same.
+A function that encrypts the next bytes of the first buffer into the second. Both have the same length, and
+may be the same buffer.
 """
 
 _CIPHER_BLOCK_BYTES = 16
@@ -34,14 +35,14 @@ def openssl(key: bytes, counter: int) -> Apply:
     return Cipher(algorithms.AES(key), mode).encryptor().update_into
 
 
-@lru_cache(maxsize=16)  # nearly always 0: the mode is checked when it is made, which takes a while
+@lru_cache(maxsize=16)  # making a mode takes long; counter is nearly always 0
 def _counting_from(counter: int) -> modes.CTR:
     return modes.CTR(counter.to_bytes(_CIPHER_BLOCK_BYTES, "big"))
 
 
 def pycryptodome(key: bytes, counter: int) -> Apply:
     """Return pycryptodome's cipher, starting at block ``counter`` of the key stream."""
-    from Crypto.Cipher import AES  # takes 30 ms, so it is imported only where OpenSSL is missing
+    from Crypto.Cipher import AES  # takes 30 ms, so only where OpenSSL is missing
 
     encrypt = AES.new(key, AES.MODE_CTR, nonce=b"", initial_value=counter).encrypt
     return lambda data, output: encrypt(data, output=output)
@@ -52,15 +53,16 @@ _begin = openssl if HAVE_OPENSSL else pycryptodome
 
 class StreamCipher:
     """
-    The key stream of one file from some byte on; ``apply`` consumes it in order.
+    The key stream of one file from an offset on; ``apply`` consumes it in order.
 
     Byte ``x`` of a file is combined with byte ``x`` of the key stream. So encrypting and decrypting are the
     same operation, and any part of a file can be processed without the rest. Large buffers are processed
     without the GIL. Two threads must not use one cipher at the same time.
 
-    OpenSSL is used through ``cryptography`` where installed: with the vector instructions of recent
-    processors it makes 8.8 GB/s where pycryptodome makes 3.3, and needs half the time for a new key and a
-    third of the time to import; without those instructions they are equally fast. Tests compare the two.
+    OpenSSL is used through ``cryptography`` where that is installed. With the vector instructions of recent
+    processors, OpenSSL makes 8.8 GB/s and pycryptodome 3.3 GB/s, and OpenSSL needs half the time for a new
+    key and a third of the time to import. Without those instructions they are equally fast. Tests compare the
+    results of the two.
     """
 
     __slots__ = ("_apply",)

@@ -1,5 +1,6 @@
 """
-Text from people and servers: made safe to print, decoded strictly, normalised, and caps as pasted.
+Text from people and servers: escaping it for display, strict decoding, normal forms of names, and caps as
+people paste them.
 
 Source of names: the format reference, section 8.5; Unicode Standard Annex 15, section 13.
 """
@@ -11,7 +12,7 @@ import unicodedata
 
 from pipegrid.errors import UsageError
 
-# Terminals obey control characters, so untrusted text is escaped before it is shown.
+# Terminals execute control characters, so untrusted text is escaped before it is shown.
 
 _FEW = 16
 _MARK = b"\xef\xbb\xbf"
@@ -22,22 +23,23 @@ def printable(text: str) -> str:
     r"""
     Return text on one line, with control characters escaped as ``\n`` or ``\x1b``.
 
-    So are characters that reverse the direction of text, and other invisible ones. Bytes that are not text
-    stay surrogates, as in Python; the caller handles them.
+    Characters that reverse the direction of text, and other invisible characters, are escaped, too. Bytes
+    that are not text stay surrogates, as in Python; the caller handles these.
     """
     return _shown(text, "")
 
 
 def harmless(text: str) -> str:
-    """Return escaped text as ``printable`` does, but keep line ends and tabs."""
+    """Return text escaped as by ``printable``, but keep line ends and tabs."""
     return _shown(text, "\n\t")
 
 
 def _shown(text: str, allowed: str) -> str:
     """
-    Escape each distinct character once: a server does this with up to 32 KiB of untrusted text.
+    Escape each distinct character once, since a server escapes up to 32 KiB of untrusted text.
 
-    Few characters are replaced one after the other, which takes a twentieth of the time of a table.
+    If few characters must be escaped, they are replaced one after the other. This takes a twentieth of the
+    time of ``translate``.
     """
     if text.isprintable():
         return text
@@ -56,12 +58,15 @@ def _is_safe(char: str) -> bool:
 
 
 def counted(count: int, noun: str, nouns: str = "") -> str:
-    """Return ``1 share``, ``2 shares``; with ``nouns`` if the plural is not the noun with an s."""
+    """
+    Return the count with the noun, such as ``1 share`` or ``2 shares``. ``nouns`` is the plural, if it is not
+    the noun with an s.
+    """
     return f"{count} {noun if count == 1 else nouns or noun + 's'}"
 
 
 def amount(size: int | None) -> str:
-    """Return a number of bytes as people read it: three digits and a unit."""
+    """Return a number of bytes for people: three digits and a unit."""
     if size is None:
         return "unknown"
     value = float(size)
@@ -77,12 +82,12 @@ def decode_text(data: bytes, name: str, *, first_line: int = 1, keep_ends: bool 
     Return the text of a file that people write: UTF-8, with or without a byte order mark, LF or CRLF.
 
     Args:
-        name: of the file, for errors.
-        first_line: the number of the first given line.
-        keep_ends: keep CRLF; else all lines end with ``\n``.
+        name: the name of the file, for errors.
+        first_line: the number of the first line in ``data``, for errors.
+        keep_ends: keep CRLF; otherwise all lines end with ``\n``.
 
     Raises:
-        UsageError: it is in another encoding, such as UTF-16 or Latin-1; names file and line.
+        UsageError: the text is in another encoding, such as UTF-16 or Latin-1; the error names file and line.
     """
     data = data.removeprefix(_MARK)
     at = 0
@@ -108,16 +113,18 @@ def decode_text(data: bytes, name: str, *, first_line: int = 1, keep_ends: bool 
     raise UsageError(f"{name}:{line}: {wrong}; save the file as UTF-8 text")
 
 
-# Names of children are compared in Unicode's composed form (NFC). Composing takes quadratic time in the
-# length of a run of combining marks, so a name of a megabyte of them would take minutes. No language needs
-# more than a few; the Unicode Standard's stream-safe form allows 30, and a name with more is left
-# unchanged.
+# Names of children are compared in Unicode's composed form (NFC). The time to compose is quadratic in the
+# length of a run of combining marks, so a name of a megabyte of such marks would take minutes. No language
+# needs more than a few in a row; the Unicode Standard's stream-safe form allows 30. A name with a longer run
+# is left unchanged.
 
 MAX_COMBINING_MARKS = 30
 
 
 def composed(name: str) -> str:
-    """Return a name in NFC, or unchanged if it has too long a run of combining marks."""
+    """
+    Return a name in NFC, or unchanged if it has too long a run of combining marks (``MAX_COMBINING_MARKS``).
+    """
     if name.isascii() or not _is_stream_safe(name):
         return name
     return unicodedata.normalize("NFC", name)
@@ -134,10 +141,10 @@ def _is_stream_safe(name: str) -> bool:
     return True
 
 
-# Caps as copied from mails and browsers: quoted, broken over lines, or in the URL of a gateway's page. The
-# gateway is not contacted. They cannot be confused with other text, since nothing else begins like a cap,
-# and a path ``http://`` has an empty name in it. Other text is returned unchanged, and the cap parser
-# reports it.
+# Caps as people copy them from mails and browsers: quoted, broken over lines, or in the URL of a gateway's
+# page. The gateway is not contacted. Caps cannot be confused with other text: nothing else begins like a cap,
+# and ``http://`` is not a useful path, since it contains an empty name. Other text is returned unchanged, and
+# the cap parser reports it.
 
 CAP_STARTS = ("URI:", "ro.URI:", "imm.URI:")
 
@@ -157,11 +164,11 @@ _BREAK = re.compile(r"(?<![ \t])[ \t]*\r?\n[ \t>]*")
 
 def as_pasted(text: str) -> str:
     """
-    Return a cap or path without the text around it that copying added.
+    Return a cap or path without the text that copying added around it.
 
-    Removed are: blanks and quotation marks around it, marks of quoted mail before it, line ends within the
-    cap (those in names after it stay), a gateway's URL before it, and then, or after ``URI%3A``, percent
-    signs.
+    The following is removed: blanks and quotation marks around the cap, marks of quoted mail before it, line
+    ends within it (but not in names after it), and the URL of a gateway before it. After such a URL, or if
+    the text begins with ``URI%3A``, percent escapes are decoded.
     """
     text = text.strip()
     if text.startswith(CAP_STARTS):
@@ -181,7 +188,7 @@ def as_pasted(text: str) -> str:
 
     parts = [unquote(part) for part in _joined(bare).split("/")]
     if not parts[0].startswith(CAP_STARTS) or any("/" in part for part in parts):
-        return text  # a name that contains a slash has no path
+        return text  # a path cannot contain a name with a slash
     return "/".join(parts)
 
 

@@ -1,5 +1,5 @@
 """
-The URI extension block, and the check of whether a cap fits the UEB that is stored.
+The URI extension block (UEB), and the check whether a cap fits the UEBs that servers store.
 
 Source: the format reference, section 5.
 """
@@ -16,23 +16,26 @@ from pipegrid.core.hashes import HASH_BYTES, UEB, netstring
 from pipegrid.errors import CapMismatch
 
 MAX_UEB_BYTES = 1999
-"""A longer one is corrupt."""
+"""A UEB longer than this is corrupt."""
 
 
 class Ueb(NamedTuple):
-    """The fields of a UEB that a reader uses; sizes and counts come from the cap instead."""
+    """
+    The fields of a UEB that a reader uses. Sizes and counts are not among them, since a reader takes these
+    from the cap.
+    """
 
     segment_bytes: int
     crypttext_root_hash: bytes
     share_root_hash: bytes
     fields: dict[bytes, bytes]
-    """Every field as stored, for verifiers."""
+    """Every field as stored, by key, for verifiers."""
 
 
 def pack(
     geometry: Geometry, crypttext_hash: bytes, crypttext_root_hash: bytes, share_root_hash: bytes
 ) -> bytes:
-    """Return the stored form, fields sorted by key."""
+    """Return the stored form of a UEB; its fields are sorted by key."""
     fields = _numbers(geometry) | {
         b"crypttext_hash": crypttext_hash,
         b"crypttext_root_hash": crypttext_root_hash,
@@ -57,12 +60,14 @@ def _numbers(geometry: Geometry) -> dict[bytes, bytes]:
 
 @lru_cache(maxsize=256)  # called for each piece of a share that arrives
 def packed_length(geometry: Geometry) -> int:
-    """Return the length of the stored form, which does not depend on the hashes."""
+    """Return the length of the stored UEB, which does not depend on the hashes."""
     return len(pack(geometry, *(bytes(HASH_BYTES),) * 3))
 
 
 def disagreements(ueb: Ueb, geometry: Geometry) -> list[bytes]:
-    """Return the keys whose numbers differ from those of the cap; a verifier reports them."""
+    """
+    Return the keys whose numbers differ from those that follow from ``geometry``; a verifier reports them.
+    """
     return sorted(key for key, value in _numbers(geometry).items() if ueb.fields.get(key) != value)
 
 
@@ -71,7 +76,7 @@ def parse(data: bytes) -> Ueb:
     Parse a UEB; unknown fields are allowed.
 
     Raises:
-        ValueError: not a UEB, or one without the fields that a reader needs.
+        ValueError: data is not a UEB, or lacks fields that a reader needs.
     """
     if len(data) > MAX_UEB_BYTES:
         raise ValueError(f"a UEB of {len(data)} bytes, more than any file has")
@@ -107,21 +112,21 @@ def _parse_fields(data: bytes) -> dict[bytes, bytes]:
 
 
 # A cap contains the UEB's hash, k, n and the size. If the UEB with that hash has other numbers, the cap
-# contradicts itself. If no share has a UEB with that hash, and several servers have the same other one, the
-# cap's hash is wrong: several copies are not damaged in the same way. A UEB on one server proves nothing;
-# and once any share has the right one, the others are damaged. A wrong character in the key leads to
-# another storage index, where no share exists.
+# contradicts itself. If no share has a UEB with that hash, and several servers have one and the same other
+# UEB, then the cap's hash is wrong: damage would not give the same bytes on several servers. A UEB on one
+# server proves nothing, and once any share has the UEB that the cap names, shares with other UEBs are
+# damaged. A wrong character in the key leads to another storage index, where no share exists.
 
 WITNESSES = 2
-"""How many servers have to agree."""
+"""How many servers must have the same UEB to show that the cap is wrong."""
 
 
 class CapCheck:
     """
-    Compares the UEBs of a file's shares with its cap.
+    Compares the UEBs of a file's shares with the file's cap.
 
     Attributes:
-        fits: some share has the UEB that the cap names, with the cap's numbers.
+        fits: whether some share has the UEB that the cap names, with the cap's numbers.
     """
 
     def __init__(self, cap: ChkCap | ChkVerifierCap) -> None:
@@ -131,13 +136,13 @@ class CapCheck:
         self._others: dict[bytes, set[Hashable]] = {}
 
     def record(self, server: Hashable, packed: bytes) -> None:
-        """Record the UEB of a share on this server."""
+        """Record which UEB a share on this server has."""
         try:
             parsed = parse(packed)
         except ValueError:
             return
         if UEB.hash(packed) != self._cap.ueb_hash:
-            if numbers(parsed) is not None:  # other bytes are not the UEB of any file
+            if numbers(parsed) is not None:  # else it is not the UEB of any file
                 self._others.setdefault(packed, set()).add(server)
             return
         self._contradiction = contradiction(self._cap, parsed)
@@ -145,7 +150,10 @@ class CapCheck:
 
     @property
     def mismatch(self) -> CapMismatch | None:
-        """The error if the cap does not fit what is stored, as far as servers have answered."""
+        """
+        The error if the cap contradicts the UEBs on the servers that have responded; None if the cap may be
+        right.
+        """
         if self.fits or self._contradiction is not None:
             return self._contradiction
         packed, servers = max(
@@ -163,7 +171,9 @@ class CapCheck:
 
 
 def contradiction(cap: ChkCap | ChkVerifierCap, parsed: Ueb) -> CapMismatch | None:
-    """Return the error if the UEB that the cap names has other numbers than the cap."""
+    """
+    Return the error if the UEB that the cap names has other numbers than the cap; None if the numbers agree.
+    """
     stored = numbers(parsed)
     if stored is None or stored == _counts(cap):
         return None
@@ -174,7 +184,7 @@ def contradiction(cap: ChkCap | ChkVerifierCap, parsed: Ueb) -> CapMismatch | No
 
 
 def numbers(parsed: Ueb) -> tuple[int, int, int] | None:
-    """Return k, n and the size from a UEB; None if it lacks them."""
+    """Return k, n and the size from a UEB; None if the UEB lacks one of them."""
     values = [parsed.fields.get(key, b"") for key in (b"needed_shares", b"total_shares", b"size")]
     if not all(each.isdigit() and len(each) <= 20 for each in values):
         return None

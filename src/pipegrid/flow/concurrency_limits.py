@@ -1,4 +1,7 @@
-"""Limits on concurrent work: how many small objects are stored at once, and how much memory is used."""
+"""
+Limits on concurrent work: how many small objects are stored at the same time, and how much memory transfers
+use.
+"""
 
 from __future__ import annotations
 
@@ -9,59 +12,61 @@ from twisted.internet.defer import Deferred
 
 from pipegrid.argument_checks import check_whole
 
-# A server that needs a request per share, as Tahoe-LAFS's do, takes milliseconds of CPU for each, and
-# further requests wait in a queue there. A longer queue gains nothing and has three costs: Twisted copies
-# all of it for each header line; the share of a server is given up as too slow although it only waits for
-# our other requests; and a lost connection has more to send again. The window does not prevent this, since
-# thousands of these shares fit into it. So the number follows the time that objects take: where they
-# usually take a few times as long as the quickest did, they queue, and the limit shrinks. Before the first
-# such cut the limit grows by one with each object, so that it doubles each round trip; after that by a few
-# in each. Times are seconds of one monotonic clock.
+# A server that needs a request for each share, as Tahoe-LAFS's do, takes milliseconds of CPU time for a
+# request, and further requests wait in a queue at the server. A longer queue gains nothing and has three
+# costs: Twisted copies the whole queue for each header line; a share upload is given up as too slow although
+# it only waits for our other requests; and after a lost connection more must be sent again. The window does
+# not prevent a long queue, since thousands of these shares fit into a window. So the limit follows the time
+# that objects take: if objects usually take several times as long as the quickest object did, they queue, and
+# the limit shrinks. Before the limit shrinks for the first time, it grows by one with each stored object, and
+# so doubles in each round trip; after that it grows by ``STEP`` in each round trip. Times are seconds of one
+# monotonic clock.
 
 INITIAL_LIMIT = 64
-"""The initial limit; doubled in the first round trip unless that takes longer than usual."""
+"""The initial limit; it doubles in the first round trip unless objects take longer than usual."""
 
 FEW = 4
 """
-The limit while a cheaper protocol to the servers is being set up, so that it leaves time and bandwidth for
-that.
+The limit while a cheaper protocol is being set up, low enough to leave time and bandwidth for the setup.
 """
 
 MANY = 128
 """
-From this many small objects on, a cheaper protocol is set up: importing Foolscap takes a quarter of a
-second, as long as ten servers on two cores need for ten of them.
+The number of small objects from which on a cheaper protocol is set up: importing Foolscap takes a quarter of
+a second, as long as ten servers on two cores need for ten objects.
 """
 
 MINIMUM_LIMIT = 16
-"""The smallest limit; with fewer, ten servers would be idle while one of them answers."""
+"""The smallest limit; with a smaller one, ten servers would be idle while one server answers."""
 
 QUEUED_S = 1.5
 QUEUED_FACTOR = 3.0
 """
-Objects queue if they take longer than ``QUEUED_S``, which is less than the time that a put waits for
-a straggler, and this many times as long as the quickest. Shorter times left servers idle when large files
-were sent in between.
+Objects count as queued if they take longer than ``QUEUED_S`` and than ``QUEUED_FACTOR`` times the quickest
+object. ``QUEUED_S`` is less than the time that a put waits for a straggler; shorter times left servers idle
+when large files were sent in between.
 """
 
 SAMPLE_WEIGHT = 1 / 16
-"""The weight of a new sample, so that one object that waited for a large one does not change the result."""
+"""
+The weight of a new sample, low enough that one object that waited for a large one hardly changes the average.
+"""
 
 STEP = 4
-"""How much the limit grows in each round trip after the first cut."""
+"""How much the limit grows in each round trip after it has shrunk for the first time."""
 
 
 class SmallFileCapacity(IntEnum):
-    """How many small objects a server accepts at once, the fewest first."""
+    """How many small objects a server accepts at the same time, from fewest to most."""
 
     FEW = 0
-    """A cheaper protocol to it is being set up, and requests would delay that."""
+    """A cheaper protocol to the server is being set up, and requests would delay the setup."""
 
     COUNTED = 1
-    """Each object costs it separate requests."""
+    """Each object costs the server separate requests."""
 
     ANY = 2
-    """Many objects go in one message."""
+    """Many objects are sent in one message."""
 
 
 class ConcurrencyLimit:
@@ -72,13 +77,13 @@ class ConcurrencyLimit:
         most: the largest limit.
 
     Attributes:
-        limit: how many may be in flight now.
+        limit: how many objects may be in flight now.
     """
 
     def __init__(self, most: int) -> None:
         """
         Raises:
-            UsageError: most is less than 1.
+            UsageError: ``most`` is less than 1.
         """
         self._most = check_whole(most, "the number of objects in flight", least=1)
         self._least = min(MINIMUM_LIMIT, most)
@@ -89,7 +94,7 @@ class ConcurrencyLimit:
         self._earned = 0.0
 
     def has_slot(self, in_flight: int, capacity: SmallFileCapacity) -> bool:
-        """Return whether one more may be in flight."""
+        """Return whether one more object may be in flight."""
         limit = min(FEW, self.limit) if capacity is SmallFileCapacity.FEW else self.limit
         return capacity is SmallFileCapacity.ANY or in_flight < limit
 
@@ -98,11 +103,11 @@ class ConcurrencyLimit:
         Record that an object has been stored.
 
         Args:
-            in_flight: how many were in flight, including this one; a limit that is not reached cannot be
-                judged.
+            in_flight: how many objects were in flight, including this one; the limit grows only if they reach
+                it.
         """
         if self._cut_s is not None and began_s < self._cut_s:
-            return  # it waited in a queue that has been cut since
+            return  # it waited in a queue that is shorter now
         took_s = now_s - began_s
         self._quickest_s = min(self._quickest_s, took_s)
         self._usual_s += (took_s - self._usual_s) * (SAMPLE_WEIGHT if self._usual_s else 1.0)
@@ -118,13 +123,13 @@ class ConcurrencyLimit:
             self.limit = min(self._most, self.limit + whole)
 
 
-# Transfers borrow the memory that they will need at most before they start, so that a hundred small files
-# are transferred at the same time, and large ones one after another.
+# Before they start, transfers borrow the most memory that they may need. So a hundred small files are
+# transferred at the same time, and large ones one after another.
 
 
 class Budget:
     """
-    ``total`` units, lent first come, first served.
+    A budget of ``total`` units, such as bytes of memory, lent first come, first served.
 
     A request for more than the total gets the total.
     """
@@ -137,7 +142,10 @@ class Budget:
         self._serving = False
 
     def lend(self, units: int) -> int | None:
-        """Return the number of units lent, to be given back once; None if ``borrow`` has to wait for them."""
+        """
+        Return the number of units lent, which must be given back once, or None if ``borrow`` would have to
+        wait.
+        """
         lent = max(0, min(units, self.total))
         if self._waiting or lent > self.free:
             return None
@@ -145,7 +153,7 @@ class Budget:
         return lent
 
     def borrow(self, units: int) -> Deferred[int]:
-        """Return a Deferred that fires with the number of units lent, to be given back once."""
+        """Return a Deferred that fires with the number of units lent, which must be given back once."""
         lent = max(0, min(units, self.total))
         answer: Deferred[int] = Deferred(self._cancelled)
         self._waiting.append((lent, answer))
@@ -153,13 +161,14 @@ class Budget:
         return answer
 
     def give_back(self, units: int) -> None:
-        """Return units that were lent."""
+        """Give back units that were lent."""
         self.free += units
         assert self.free <= self.total, "more was released than was taken"
         self._serve()
 
     def _serve(self) -> None:
-        # A borrower may give back at once: then the outer loop continues, so that the stack does not grow.
+        # A borrower may give units back in its callback; then the outer loop goes on, and the stack does not
+        # grow.
         if self._serving:
             return
         self._serving = True

@@ -21,19 +21,22 @@ from pipegrid.flow.window import FixedWindow, Sent, Window, left_for_message
 P = ParamSpec("P")
 
 DEFAULT_LIMIT_BYTES = 50_000
-"""At 100 ms this allows 500 kB/s; pass a larger window, or an ``AutoWindow``, for a fast link."""
+"""
+The default window, which allows 500 kB/s with a round trip of 100 ms. For a fast link pass a larger window
+or an ``AutoWindow``.
+"""
 
 UNDELIVERED = object()
-"""The result of a call that was not acknowledged and should not stop the pipeline."""
+"""The result for a call that was not acknowledged, but whose failure should not stop the pipeline."""
 
 KEPT_FAILURES = 8
-"""How many failures are kept: a lost connection fails every call in flight in the same way."""
+"""How many failures are kept; a lost connection fails every call in flight for the same reason."""
 
 
 _MAX_REASON_CHARACTERS = 200
 """
-How much of a failure's text is quoted in other texts, since the peer may have sent it; the failure has all
-of it.
+How many characters of a failure's text other messages quote, since the peer may have sent that text; the
+failure has all of it.
 """
 
 
@@ -41,7 +44,7 @@ class RemoteCallFailure(Failure):
     """
     A failure that arrived without an exception, together with an exception that can be raised.
 
-    ``check`` and ``trap`` also accept the remote names of its class and their parents.
+    ``check`` and ``trap`` also accept the remote names of the failure's class and that class's parents.
 
     Attributes:
         remote: the failure as it arrived.
@@ -53,7 +56,8 @@ class RemoteCallFailure(Failure):
 
     def check(self, *errorTypes: Any) -> Any:
         """
-        Return the first of these types, or names of types, that the error has, locally or at the peer.
+        Return the first of these types, or names of types, that matches the error, either locally or at the
+        peer.
         """
         return super().check(*errorTypes) or self.remote.check(*errorTypes)
 
@@ -62,26 +66,26 @@ class Pipeline:
     """
     Starts calls to one peer, as many as the window allows, and reports their failures.
 
-    Any function that returns a Deferred can be pipelined. docs/explanation-flow-control.md gives the
-    reasons for these guarantees:
+    Any function that returns a Deferred can be pipelined. docs/explanation-flow-control.md gives the reasons
+    for these guarantees:
 
     * ``add`` always starts its call at once, unless the pipeline has stopped. The caller waits instead: its
-      Deferred fires when another message fits the window. So such a caller never has more than the window
-      and one message in flight. Several callers are resumed in order, one at a time, each only when its
+      Deferred fires when another message fits the window. So a caller that waits never has more in flight
+      than the window and one message. Several callers are resumed in order, one at a time, each only when its
       message fits.
-    * The first failure of a call stops the pipeline: nothing more is started. It is reported once, to the
-      oldest waiting ``add``, else to the next ``add``, ``when_space`` or ``flush``. All later ones fail with
-      ``PipelineStopped``, whose cause is the first failure.
+    * The first failure of a call stops the pipeline: no further call is started. The failure is reported
+      once, to the oldest waiting ``add``, else to the next ``add``, ``when_space`` or ``flush``. All later
+      ones fail with ``PipelineStopped``, whose cause is the first failure.
     * Failures after the first are counted in ``failure_count``; the first few stay in ``failures``. A first
       failure that was never reported is logged when the pipeline is garbage, as an unhandled error.
     * A reported failure holds an exception, so that a coroutine can raise it. If the protocol of a call
-      passes failures on as text, it is a ``RemoteCallFailure``, whose exception is what the protocol itself
-      raises in coroutines (``RemoteError`` in Perspective Broker), else a ``RemoteCallError``.
-    * A stopped pipeline stays stopped. A call whose failure should not stop it handles that itself, with an
-      errback on its Deferred, which then fires with ``UNDELIVERED``, so that the window does not mistake
-      the failure for a fast acknowledgement.
+      passes failures on as text, the report is a ``RemoteCallFailure``, whose exception is what the protocol
+      itself raises in coroutines (``RemoteError`` in Perspective Broker), else a ``RemoteCallError``.
+    * A stopped pipeline stays stopped. A call whose failure should not stop it must handle the failure
+      itself, with an errback that returns ``UNDELIVERED``, so that the window does not mistake the failure
+      for a fast acknowledgement.
     * A call that was added by ``add_letting_go`` may report that the network has its bytes;
-      ``held_limit_bytes`` bounds those in memory.
+      ``held_limit_bytes`` limits the bytes of which that was not reported.
     """
 
     def __init__(
@@ -94,8 +98,8 @@ class Pipeline:
         Args:
             window: how many bytes may be unacknowledged: a number of at least 1, or a window. An
                 ``AutoWindow`` may be reused, by one pipeline at a time, and then remembers the link.
-            clock: the reactor; needed by windows that measure.
-            held_limit_bytes: how many of the bytes in flight may still be in memory. None: all.
+            clock: the reactor; required by windows that measure.
+            held_limit_bytes: how many of the bytes in flight may still be in memory; None: all.
 
         Raises:
             UsageError: the number is less than 1, or the window measures and there is no clock.
@@ -120,7 +124,7 @@ class Pipeline:
 
         self._stopped = False
         self._aborted = False
-        # Held in a Deferred, so that Twisted logs it if it is never reported.
+        # The first failure, held in a Deferred, so that Twisted logs it if it is never reported.
         self._unreported: Deferred[None] | None = None
         self._failures: list[Failure] = []
         self._failure_count = 0
@@ -136,7 +140,7 @@ class Pipeline:
 
     @property
     def window(self) -> Window:
-        """The given window, or the fixed one made from a number."""
+        """The window that was given, or the fixed window for the number that was given."""
         return self._window
 
     @property
@@ -146,19 +150,19 @@ class Pipeline:
 
     @property
     def bytes_in_flight(self) -> int:
-        """The sizes of all calls that have been started and have not ended."""
+        """The sum of the sizes of all calls that have started and not ended."""
         return self._bytes_in_flight
 
     @property
     def bytes_held(self) -> int:
-        """The bytes in flight that no call has released."""
+        """How many of the bytes in flight are still in memory, since their calls have not released them."""
         return self._bytes_held
 
     @property
     def message_bytes(self) -> int:
         """
-        The best size of a message: what the window recommends, limited so that at most 9/8 of the limit for
-        held bytes are in memory.
+        The best size of the next message: what the window recommends, but no more than keeps the bytes in
+        memory within 9/8 of their limit.
         """
         recommended = self._window.message_bytes
         if self._held_limit_bytes is None:
@@ -167,18 +171,19 @@ class Pipeline:
 
     @property
     def gathers(self) -> bool:
-        """Whether a sender should prepare the next message while it does not fit yet."""
+        """Whether a sender should prepare the next message before it fits the window."""
         return self._window.gathers
 
     @property
     def calls_in_flight(self) -> int:
-        """How many calls have been started and have not ended."""
+        """How many calls have started and not ended."""
         return len(self._calls)
 
     @property
     def space(self) -> int:
         """
-        Bytes that can be added before a limit is reached; 0 if one is reached or the pipeline has stopped.
+        How many bytes can be added until a limit is reached; 0 if one is reached already or the pipeline has
+        stopped.
         """
         if self._stopped:
             return 0
@@ -189,7 +194,7 @@ class Pipeline:
 
     @property
     def has_space(self) -> bool:
-        """Whether an ``add`` now would start its call without exceeding a limit by more than it."""
+        """Whether the pipeline is open and below its limits; one further call may exceed them."""
         return (
             not self._stopped
             and self._bytes_in_flight < self._window.limit_bytes
@@ -198,17 +203,17 @@ class Pipeline:
 
     @property
     def stopped(self) -> bool:
-        """Whether a call has failed or ``abort`` was called, so that nothing more is started."""
+        """Whether a call has failed or ``abort`` was called, so that no further call is started."""
         return self._stopped
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """The first failures, at most ``KEPT_FAILURES``, oldest first, reported or not."""
+        """The first failures, oldest first, at most ``KEPT_FAILURES``, whether or not they were reported."""
         return tuple(self._failures)
 
     @property
     def failure_count(self) -> int:
-        """How many calls have failed, without those that ``abort`` cancelled."""
+        """How many calls have failed, except those that ``abort`` cancelled."""
         return self._failure_count
 
     def add(
@@ -219,18 +224,18 @@ class Pipeline:
         it.
 
         Args:
-            size: bytes that the call keeps in flight. 0 counts as 1, so that calls without a body are
-                bounded too.
+            size: how many bytes the call keeps in flight. 0 counts as 1, so that calls without a body are
+                limited too.
 
         Returns:
-            A Deferred that has fired already if the window is not full, and otherwise fires when it is not
-                full any more. It does not wait for this call. Cancelling it stops only the waiting.
+            A Deferred that fires as soon as the window is not full, perhaps at once. It does not wait for
+                this call. Cancelling it stops only the waiting.
 
             It fails with the first failure of any call of this pipeline if that was not reported yet, else
                 with ``PipelineStopped``. If the pipeline had stopped before, ``call`` was not called.
 
         Raises:
-            UsageError: size is negative, or call cannot be called.
+            UsageError: ``size`` is negative, or ``call`` cannot be called.
         """
         token = self._begin(size, call)
         if token is not None:
@@ -246,9 +251,10 @@ class Pipeline:
         **kwargs: P.kwargs,
     ) -> Deferred[None]:
         """
-        The same as ``add`` for a call whose bytes need not be held until it is acknowledged.
+        Do the same as ``add``, for a call whose bytes can be released before it is acknowledged.
 
-        Its first argument is a function that it calls when the network has the bytes.
+        The first argument that ``call`` gets is a function, which it must call when the network has the
+        bytes.
         """
         token = self._begin(size, call)
         if token is not None:
@@ -256,7 +262,9 @@ class Pipeline:
         return self.when_space()
 
     def when_space(self) -> Deferred[None]:
-        """Fire when the window is not full, or fail, as ``add`` does, without a call."""
+        """
+        Return a Deferred that fires when the window is not full, or fails, as for ``add`` without a call.
+        """
         if self._stopped:
             return defer.fail(self._take_failure())
         if self.has_space:
@@ -265,10 +273,10 @@ class Pipeline:
 
     def flush(self) -> Deferred[None]:
         """
-        Fire when nothing is in flight.
+        Return a Deferred that fires when nothing is in flight.
 
-        Success means that every call that was ever added has succeeded. Otherwise this fails, once all
-        calls have ended, with the first failure if that was not reported yet, else with
+        Success means that every call that was ever added has succeeded. Otherwise the Deferred fails, once
+        all calls have ended, with the first failure if that was not reported yet, else with
         ``PipelineStopped``. Cancelling stops only the waiting.
         """
         if self._calls:
@@ -277,27 +285,27 @@ class Pipeline:
 
     def abort(self) -> Deferred[None]:
         """
-        Start nothing more and cancel every call in flight.
+        Cancel every call in flight, and start no further call.
 
-        Waiting ``add`` fail at once, and ``flush`` when all calls have ended: with the failure of a call if
-        one was not reported yet, else with ``PipelineStopped``.
+        Deferreds of ``add`` that wait fail at once, those of ``flush`` when all calls have ended: with the
+        failure of a call if one was not reported yet, else with ``PipelineStopped``.
 
         Returns:
-            A Deferred that fires when all calls have ended. It never fails, since the caller knows the
-                reason already. Other errors are in ``failures``. Aborting again has no effect. A call that
-                raises while it is cancelled has failed and ended.
+            A Deferred that fires when all calls have ended. It never fails, since the caller knows the reason
+                already. Other errors are in ``failures``. Aborting again has no effect. A call that raises
+                while it is cancelled has failed and ended.
         """
         self._stopped = self._aborted = True
         for token, running in list(self._calls.items()):
             self._cancel(token, running)
         self._fire_waits()
         done: Deferred[None] = self.flush()
-        # The pipeline was given up, so its failure is not reported as unhandled.
+        # The caller gave the pipeline up, so a failure is not logged as unhandled.
         done.addErrback(lambda _: None)
         return done
 
     def _begin(self, size: int, call: object) -> Sent | None:
-        """Count a call that is about to start; None if the pipeline has stopped."""
+        """Count a call that is about to start, and return its token; None if the pipeline has stopped."""
         if type(size) is not int:
             check_whole(size, "the size of a call")
         if not callable(call):
@@ -308,7 +316,7 @@ class Pipeline:
             return None
         size = max(1, size)
         token = self._window.sent(self._now(), size)
-        # Counted before it starts: the call may use this pipeline while it runs.
+        # The call is counted before it starts, since it may use this pipeline while it runs.
         self._calls[token] = None
         self._bytes_in_flight += size
         self._bytes_held += size
@@ -327,7 +335,7 @@ class Pipeline:
 
     def _cancel(self, token: Sent, running: Deferred[object] | None) -> None:
         if running is None or token not in self._calls:
-            return  # the call has not returned yet, or ended while another one was cancelled
+            return  # the call has not returned yet, or ended while another call was cancelled
         try:
             running.cancel()
         except Exception:
@@ -335,7 +343,7 @@ class Pipeline:
 
     def _acknowledged(self, result: object, token: Sent) -> None:
         if token not in self._calls:
-            return  # it ended when it was cancelled
+            return  # the call ended when it was cancelled
         self._ended(token)
         if result is UNDELIVERED:
             self._window.abandoned(token)
@@ -367,7 +375,7 @@ class Pipeline:
             self._bytes_held -= token.size
 
     def _note_failure(self, failure: Failure) -> None:
-        """Count a failure first: converting failures of other protocols may raise."""
+        """Record a failure. It is counted first, since converting failures of other protocols may raise."""
         self._stopped = True
         self._failure_count += 1
         if self._failure_count > KEPT_FAILURES:
@@ -378,7 +386,7 @@ class Pipeline:
             self._unreported = defer.fail(failure)
 
     def _take_failure(self) -> Failure:
-        """Return the first failure, the first time; then a ``PipelineStopped``."""
+        """Return the first failure if it was not reported yet, else a ``PipelineStopped``."""
         if self._unreported is not None:
             self._unreported.addErrback(lambda _: None)
             self._unreported = None
@@ -403,10 +411,10 @@ class Pipeline:
 
     def _fire_waits(self) -> None:
         """
-        Fire every wait that is due, in order, and those that become due by that.
+        Fire every wait that is due, in order, including waits that become due meanwhile.
 
-        Callbacks may add calls, which may end and get here again: then the outermost loop continues, so
-        that the stack does not grow.
+        A callback may add calls that end at once and call this method again; then the outermost loop goes on,
+        so that the stack does not grow.
         """
         if self._firing:
             return
@@ -439,9 +447,9 @@ class Pipeline:
 
 
 def _as_raisable(failure: Failure) -> Failure:
-    """Return the failure, or one that replaces it, whose value is an exception, without frames."""
+    """Return the failure, or one that replaces it; its value is an exception, and it holds no frames."""
     if isinstance(failure.value, BaseException):
-        # The frames would keep the message's bytes in memory. A failure of another class may raise here.
+        # Frames would keep the message's bytes in memory. Subclasses of Failure may raise in this call.
         with suppress(Exception):
             failure.cleanFailure()
         return failure
@@ -449,7 +457,7 @@ def _as_raisable(failure: Failure) -> Failure:
 
 
 def _awaited(failure: Failure) -> BaseException | None:
-    """Return the exception that a coroutine gets when it awaits this failure, or None if there is none."""
+    """Return the exception that a coroutine gets when it awaits this failure, or None if it gets none."""
 
     def awaiting() -> Generator[None, None, BaseException]:
         try:
@@ -464,7 +472,7 @@ def _awaited(failure: Failure) -> BaseException | None:
         failure.throwExceptionIntoGenerator(generator)
     except StopIteration as stop:
         found: BaseException | None = stop.value
-    except Exception:  # its value is not an exception, and it knows no other
+    except Exception:  # no exception can be raised for this failure
         found = None
     finally:
         generator.close()

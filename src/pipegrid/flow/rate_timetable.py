@@ -1,8 +1,9 @@
 """
 Rate limits by direction and time of the week: ``1M``, ``1M:2M``, ``08:00,1M:2M 19:00,off``.
 
-The spelling is that of rclone's ``--bwlimit``. Pure: callers pass the local time. What is in effect depends
-on the clock on the wall alone, so a jump of it, as at the end of summer time, counts at the next look.
+The spelling is that of rclone's ``--bwlimit``. These functions read no clock: callers pass the local time.
+Only the local time decides which rates are in effect, so a jump of the clock, as at the end of summer time,
+counts at the next comparison (``LOOK_S``).
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import NamedTuple
 MINUTES_A_DAY = 24 * 60
 MINUTES_A_WEEK = 7 * MINUTES_A_DAY
 MAX_ENTRIES = 1000
-"""More than one for each quarter of an hour of a week."""
+"""The most entries of a timetable: more than one for each quarter of an hour of a week."""
 
 LOOK_S = 1.0
-"""How often the time of day is compared with a timetable."""
+"""How often the time of day is compared with a timetable, in seconds."""
 
 _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _TIME = re.compile(r"(?:(?P<day>[A-Za-z]{3,9})-)?(?P<hour>[0-9]{1,2}):(?P<minute>[0-9]{2})\Z")
@@ -27,11 +28,11 @@ _TIME = re.compile(r"(?:(?P<day>[A-Za-z]{3,9})-)?(?P<hour>[0-9]{1,2}):(?P<minute
 
 class Rates(NamedTuple):
     """
-    Bytes per second; None: no limit.
+    Limits in bytes per second; None: no limit.
 
     Attributes:
-        sent: of all connections together.
-        received: of all connections together.
+        sent: the limit for sending, over all connections together.
+        received: the limit for receiving, over all connections together.
     """
 
     sent: int | None
@@ -46,8 +47,8 @@ class RateTimetable(NamedTuple):
     The rates at each time of the week.
 
     Attributes:
-        begins: minutes of the week, from Monday 00:00, ascending; at least one.
-        rates: which rates begin then; those of the last entry also hold before the first.
+        begins: the minutes of the week at which rates change, from Monday 00:00, ascending; at least one.
+        rates: the rates that begin at each of these minutes; the last ones also hold before the first minute.
     """
 
     begins: tuple[int, ...]
@@ -68,7 +69,7 @@ def minute_of_week(now: time.struct_time) -> int:
 
 
 def as_timetable(limit: RateLimit) -> RateTimetable:
-    """Return the same as a timetable."""
+    """Return a limit as a timetable that has the same effect."""
     if isinstance(limit, RateTimetable):
         return limit
     return RateTimetable((0,), (Rates(limit, limit),))
@@ -76,19 +77,19 @@ def as_timetable(limit: RateLimit) -> RateTimetable:
 
 def parse_rate_limit(text: str, parse_rate: Callable[[str], int]) -> RateLimit | None:
     """
-    Return a limit: ``RATE``, ``UP:DOWN``, or a timetable with entries ``[DAY-]HH:MM,RATE``.
+    Parse a limit: ``RATE``, ``UP:DOWN``, or a timetable with entries ``[DAY-]HH:MM,RATE``.
 
-    A rate may be ``off``. Entries are separated by blanks or semicolons; one without a day is for every day.
-    Of two entries for one minute, the later counts.
+    A rate may be ``off``. Blanks or semicolons separate entries; an entry without a day is for every day. Of
+    two entries for the same minute, the later one counts.
 
     Args:
         parse_rate: returns bytes per second; raises ValueError.
 
     Returns:
-        None: there is no limit at any time.
+        The limit, or None if there is no limit at any time.
 
     Raises:
-        ValueError: the text is none of these; it is a sentence for the user.
+        ValueError: the text is not a limit; the message is a sentence for the user.
     """
     entries = re.split(r"[\s;]+", text.strip(" \t\n;"), maxsplit=MAX_ENTRIES)
     if len(entries) > MAX_ENTRIES:

@@ -1,6 +1,6 @@
 """
-How many bytes may be in flight to one server: a fixed number, or a measured one; pure functions of times
-and sizes.
+Windows: how many bytes may be in flight to one server, a fixed or a measured number. They depend only on the
+times and sizes that callers pass.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipegrid.errors import UsageError
 _EIGHTHS = 9
 """
 A message may be sent while less than the limit is in use, and may exceed the limit by one eighth. So every
-message may have at least an eighth of the limit, and memory is at most nine eighths of it.
+message may have at least an eighth of the limit, and at most nine eighths of the limit are in memory.
 """
 
 
@@ -33,7 +33,7 @@ def left_for_message(limit_bytes: int, taken_bytes: int) -> int:
 
 @attrs.define(eq=False, repr=False)
 class Sent:
-    """One message in flight: what the window needs when it is acknowledged."""
+    """One message in flight: what the window needs to know when the message is acknowledged."""
 
     size: int
     time: float
@@ -43,7 +43,7 @@ class Sent:
     first_sent_time: float = 0.0
     app_limited: bool = False
     probe: int = 0
-    # Not used by the window: whether the sender still has the message's bytes in memory.
+    # Whether the sender still has the message's bytes in memory; windows do not use this.
     held: bool = True
 
 
@@ -51,8 +51,8 @@ class Window(Protocol):
     """
     Decides how many bytes may be unacknowledged.
 
-    A sender may send while less than ``limit_bytes`` are in flight, so that up to one message more than
-    that is in flight at any time.
+    A sender may send while less than ``limit_bytes`` are in flight, so that at most one message more than the
+    limit is in flight.
 
     Attributes:
         gathers: whether a sender should prepare the next message while the window is full.
@@ -62,26 +62,27 @@ class Window(Protocol):
 
     @property
     def limit_bytes(self) -> int:
-        """The limit now; it changes only with the calls below."""
+        """The limit now; only calls of this object's methods change it."""
 
     @property
     def message_bytes(self) -> int:
         """
-        The recommended largest size of a message, so that the window never waits for one message alone.
+        The recommended largest size of a message, usually small enough that a full window does not wait for
+        one message alone.
         """
 
     def sent(self, now: float, size: int) -> Sent:
-        """Record that a message of ``size`` bytes is sent. Returns the token to acknowledge it by."""
+        """Record that a message of ``size`` bytes is sent. Return the token with which to acknowledge it."""
 
     def acknowledged(self, now: float, token: Sent) -> None:
         """Record the acknowledgement of a message."""
 
     def abandoned(self, token: Sent) -> None:
-        """Record that a message is no longer in flight, and was not measured."""
+        """Record that a message is no longer in flight, without measuring it."""
 
 
 class FixedWindow:
-    """A constant limit: 1 byte means one message at a time, and none is prepared in advance."""
+    """A constant limit; 1 byte means one message at a time, without preparing the next one."""
 
     gathers = False
 
@@ -105,29 +106,29 @@ class FixedWindow:
         return Sent(size, now)
 
     def acknowledged(self, now: float, token: Sent) -> None:
-        """Ignore it: the limit is constant."""
+        """Do nothing, since the limit is constant."""
 
     def abandoned(self, token: Sent) -> None:
-        """Ignore it: the limit is constant."""
+        """Do nothing, since the limit is constant."""
 
 
 class SlidingMax:
     """
-    The largest of the values noted in the last ``rounds`` rounds, without keeping every value; values
-    expire only when another is noted.
+    The largest value of the last ``rounds`` rounds, without keeping every value; values expire only when a
+    new value is noted.
     """
 
     def __init__(self, rounds: int) -> None:
         assert rounds > 0
         self._rounds = rounds
-        self._entries: deque[tuple[int, float]] = deque()  # falling values, rising rounds
+        self._entries: deque[tuple[int, float]] = deque()  # with falling values and rising rounds
 
     def note(self, round_number: int, value: float) -> None:
-        """Note a value of a round, which must not be before the last one."""
+        """Note a value of a round; the round must not be earlier than that of the previous value."""
         entries = self._entries
         while entries and entries[-1][1] <= value:
             entries.pop()
-        # One entry a round is enough, so there are at most as many entries as rounds.
+        # One entry per round is enough, so there are at most as many entries as rounds.
         if not entries or entries[-1][0] < round_number:
             entries.append((round_number, value))
         while entries[0][0] <= round_number - self._rounds:
@@ -147,65 +148,72 @@ class SlidingMax:
 
 INITIAL_BYTES = 1 << 20
 """
-The initial window. A share of a one-segment file (at most 1 MiB) is sent as a whole, in one round trip; ten
-servers use 10 MiB of a budget of 64; at 100 ms this is 84 Mbit/s from the first round trip on, and on a
-link of 10 Mbit/s a queue of less than a second.
+The initial window. It sends a share of a one-segment file (at most 1 MiB) in one round trip. Ten servers use
+10 MiB of a budget of 64 MiB. With a round trip of 100 ms it gives 84 Mbit/s from the first round trip on; on
+a link of 10 Mbit/s it makes a queue of less than a second.
 """
 
 FIRST_BYTES_PER_S = 16e6
 LIGHT_MESSAGE_BYTES = 16 << 10
 """
-If a light message has measured a round trip before, the initial window may last for this rate: it is larger
-than ``INITIAL_BYTES`` above 65 ms. Ten servers then fill 1 Gbit/s of 200 ms two round trips earlier.
+If a round trip is known from a message of at most ``LIGHT_MESSAGE_BYTES``, the initial window is large enough
+for ``FIRST_BYTES_PER_S``: above 65 ms more than ``INITIAL_BYTES``. Ten servers then fill a link of 1 Gbit/s
+and 200 ms two round trips earlier.
 """
 
 FIRST_MESSAGE_BYTES = 384 << 10
 """
-The first message on a long path: more than a block of a whole segment at 3 of n, so that a share of one
-segment is still one message.
+The size of the first message on a long path: more than a share's block of a whole segment with k = 3, so that
+a share of one segment is still one message.
 """
 
 LONG_PATH_MESSAGE_BYTES = 1 << 20
-"""The later messages, if the path fills the memory. Messages of 700 KB cost servers a quarter more."""
+"""
+The size of later messages on a path that fills most of the memory; with 700 KB, servers had a quarter more
+work.
+"""
 
 SHORT_PATH_S = 0.010
-"""On shorter paths, a round trip takes less time than a large message costs the CPUs at both ends."""
+"""
+A path is short if its round trip is shorter than this: less time than a large message costs the CPUs at both
+ends.
+"""
 
 MESSAGE_S = 1.0
 """
-A message is at most what the link carries in this time, once that is known. With a near relay (a tunnel:
-0.5 ms, 40 kB/s), messages as large as the window, and a window for these, made each other grow until one
-took two minutes.
+A message is at most what the link carries in this time, once the rate is known. With a near relay (a tunnel:
+0.5 ms, 40 kB/s), large windows made larger messages and these made larger windows, until one message took two
+minutes.
 """
 
 MINIMUM_BYTES = 64 << 10
-"""The smallest window: a queue of half a second on a link of 1 Mbit/s."""
+"""The smallest window; on a link of 1 Mbit/s it is a queue of half a second."""
 
 MAXIMUM_BYTES = 5 << 20
-"""The largest window: ten servers with this and an eighth more use 56 MiB."""
+"""The largest window; with an eighth more for each, ten servers use 56 MiB."""
 
 STARTUP_GAIN = 2.0
-"""Doubles the window every round trip as long as the rate grows with it."""
+"""The gain at the start: it doubles the window every round trip as long as the rate grows with the window."""
 
 STEADY_GAIN = 1.5
 """
-Above 1, or a faster link would never be noticed: the measured rate can grow by this factor in a round trip.
-The excess is queued, and lets acknowledgements come half a round trip late (a server writes its disk)
-before the link is idle.
+The gain after the start. It is above 1, since a faster link would otherwise never be noticed: the measured
+rate can grow by this factor in a round trip. The bytes above the path's need are queued, so that the link is
+busy even if acknowledgements come half a round trip late, as when a server writes to its disk.
 """
 
 PLATEAU_GROWTH = 1.25
 PLATEAU_ROUNDS = 3
-"""Start-up ends when the rate has grown by less than a quarter in each of three round trips."""
+"""The start ends when the rate has grown by less than a quarter in each of three round trips."""
 
 RATE_ROUNDS = 10
-"""For how many round trips the best delivery rate is used."""
+"""For how many round trips the best delivery rate is remembered."""
 
 RTT_LIFETIME_S = 10.0
 RTT_LIFETIME_ROUNDS = 40
 """
-How long the shortest round trip is used: the longer of the two. Measuring it again costs at most one idle
-round trip, so at most 1/40 of the throughput.
+How long the shortest round trip is remembered: the longer of the two times. Measuring it again costs at most
+one idle round trip, so at most 1/40 of the throughput.
 """
 
 
@@ -213,9 +221,9 @@ class AutoWindow:
     """
     The smallest window that keeps the link busy, as far as that can be measured.
 
-    The limit is gain × (delivery rate × round trip + one message), where the rate is the best of the last
-    ten round trips and the round trip the shortest of the last ten seconds or more, less the transmission
-    time of the measured message at the bottleneck.
+    The limit is gain × (delivery rate × round trip + one message). The rate is the best of the last ten round
+    trips. The round trip is the shortest of the last ten seconds or more, less the time that the measured
+    message took at the bottleneck.
 
     Attributes:
         state: ``startup`` (doubling), ``steady``, or ``probe`` (draining the queue for a round trip, to
@@ -233,9 +241,9 @@ class AutoWindow:
     ) -> None:
         """
         Args:
-            initial_bytes: the initial window; adjusted to the bounds.
-            transport_rtt_s: returns the shortest round trip that the transport has measured, or None. The
-                first message may have waited for a connection, and each one for the disk.
+            initial_bytes: the initial window; changed to the nearest bound if it is outside the bounds.
+            transport_rtt_s: returns the shortest round trip that the transport has measured, or None. Such
+                measurements exclude the time that messages wait for a connection or for the server's disk.
 
         Raises:
             UsageError: not 1 <= minimum_bytes <= maximum_bytes.
@@ -265,18 +273,18 @@ class AutoWindow:
         self._round = 0
         self._round_ends_at_bytes = 0
         self._rates = SlidingMax(RATE_ROUNDS)
-        self._rate_counts = False  # a message was large enough for the rate to measure the link
+        self._rate_counts = False  # a large message has measured the rate
         self._sizes = SlidingMax(RATE_ROUNDS)
 
         self._plateau_rate = 0.0
         self._plateau_rounds = 0
 
-        # The round trip without a queue, and the size of the message that measured it.
+        # The shortest round trip, without a queue; the size of the message that measured it, and when.
         self._rtt_s: float | None = None
         self._rtt_size = 0
         self._rtt_time = 0.0
-        self._rtt_rate = 0.0  # the best rate since then
-        # The number of this probe, its limit in flight, and the result of the last probe.
+        self._rtt_rate = 0.0  # the best rate since ``_rtt_time``
+        # The number of the current probe, its limit in flight, and the previous probe's round trip.
         self._probe = 0
         self._probe_bytes = 0
         self._probe_rtt_s = float("inf")
@@ -292,14 +300,14 @@ class AutoWindow:
     @property
     def message_bytes(self) -> int:
         """
-        Half of the limit; all of it on a path so short that nothing is idle while a message is
-        acknowledged. Never more than what remains of 9/8 of the maximum, which bounds the memory of a
-        sender, or than the link carries in ``MESSAGE_S``.
+        Half of the limit; on a path so short that nothing is idle while a message is acknowledged, all of it.
+        It is never more than what remains of 9/8 of the maximum, which limits the memory of a sender, or than
+        the link carries in ``MESSAGE_S``.
 
-        On a long path the first message is smaller: the link is idle until one for every server has been
-        made. If the path alone fills most of the maximum, all messages are smaller: a message is
-        acknowledged only as a whole, and until then none of its bytes can be replaced by others. (Ten
-        servers, 1 Gbit/s, 200 ms: 3 %.)
+        On a long path the first message is smaller, since the link is idle until a message for every server
+        has been made. If the path alone fills most of the maximum, all messages are smaller, since a message
+        is acknowledged only as a whole, and until then no new bytes can take the place of its bytes (with ten
+        servers, 1 Gbit/s and 200 ms this gains 3 %).
         """
         rtt_s = self._light_rtt_s()
         short = rtt_s is not None and rtt_s < SHORT_PATH_S
@@ -321,21 +329,21 @@ class AutoWindow:
 
     @property
     def round_trip_s(self) -> float | None:
-        """The shortest round trip, without the message's own transmission; None while unknown."""
+        """The shortest round trip, without the time to transmit the message; None while unknown."""
         if self._rtt_s is None:
             return None
         return self._path_rtt_s(self._rtt_s, self._rtt_size)
 
     def sent(self, now: float, size: int) -> Sent:
-        """Record a message; if it is late although the window was open, the sender is the bottleneck."""
+        """Record a message; if it is sent late although the window was open, the sender is the bottleneck."""
         if self.in_flight_bytes == 0:
             self._delivered_time = self._first_sent_time = now
-            # Only for an idle connection: once messages are in flight, their acknowledgements are better
-            # than a guessed rate.
+            # Only if nothing is in flight: acknowledgements of messages in flight say more than a guessed
+            # rate.
             flight_bytes = min(self._known_flight_bytes(self._light_rtt_s()), self.maximum_bytes)
             self.limit_bytes = max(self.limit_bytes, flight_bytes)
         if self._sender_was_idle(now):
-            # Samples do not count until everything that was sent too slowly has been acknowledged.
+            # Samples do not count until everything that a slow sender has sent so far is acknowledged.
             self._app_limited_until = self._delivered_bytes + self.in_flight_bytes
         token = Sent(
             size,
@@ -352,7 +360,10 @@ class AutoWindow:
         return token
 
     def joined(self, token: Sent, size: int) -> None:
-        """Extend the last message by another one that follows it at once and is acknowledged with it."""
+        """
+        Extend the last message by another message, which follows at once and is acknowledged together with
+        it.
+        """
         token.size += size
         self.in_flight_bytes += size
         self._sizes.note(self._round, token.size)
@@ -360,7 +371,7 @@ class AutoWindow:
             self._space_since = float("inf")
 
     def acknowledged(self, now: float, token: Sent) -> None:
-        """Take the samples and compute the window again."""
+        """Measure an acknowledged message, and compute the window again."""
         self.in_flight_bytes -= token.size
         self._delivered_bytes += token.size
         self._delivered_time = now
@@ -380,28 +391,28 @@ class AutoWindow:
         """Record that a message was given up."""
         self.in_flight_bytes -= token.size
         if self.state == "probe" and token.probe == self._probe:
-            self.state = "steady"  # the next acknowledgement starts another
+            self.state = "steady"  # the next acknowledgement starts a probe again
 
     def _known_flight_bytes(self, light_rtt_s: float | None) -> int:
-        """Return the best initial window if only a round trip is known; else 0."""
+        """Return the best initial window if nothing but a round trip is known; else 0."""
         if light_rtt_s is None or self._plateau_rounds or self.state != "startup":
             return 0
         return int(FIRST_BYTES_PER_S * light_rtt_s)
 
     def _light_rtt_s(self) -> float | None:
-        """Return the shortest round trip of any light message, None if there was none."""
+        """Return the shortest round trip of any light message; None if no light message was measured."""
         seen = self._transport_rtt_s()
         if self._rtt_s is None or self._rtt_size > LIGHT_MESSAGE_BYTES:
             return seen
         return self._rtt_s if seen is None else min(seen, self._rtt_s)
 
     def _sender_was_idle(self, now: float) -> bool:
-        # A sender that fills every gap within an eighth of a round trip is not idle.
+        # A sender counts as busy if it fills every gap within an eighth of a round trip.
         allowed_gap_s = (self._rtt_s or 0.0) / 8
         return self._delivered_bytes > 0 and now - self._space_since > allowed_gap_s
 
     def _count_round(self, token: Sent) -> bool:
-        # Rounds in which the sender was idle do not count, so they make nothing expire.
+        # Rounds in which the sender was idle are not counted, so no remembered values expire in them.
         if token.app_limited or token.delivered_bytes < self._round_ends_at_bytes:
             return False
         self._round += 1
@@ -409,7 +420,8 @@ class AutoWindow:
         return True
 
     def _sample_rate(self, now: float, token: Sent) -> None:
-        # The longer of the two spans: acknowledgements that arrive together do not measure the link.
+        # The longer of the two spans counts, since acknowledgements that arrive together do not measure the
+        # link.
         span_s = max(now - token.delivered_time, token.time - token.first_sent_time)
         if span_s <= 0:
             return
@@ -430,7 +442,7 @@ class AutoWindow:
 
     def _round_trip_is_outdated(self, now: float) -> bool:
         lifetime_s = max(RTT_LIFETIME_S, RTT_LIFETIME_ROUNDS * (self._rtt_s or 0.0))
-        # On a path that has become longer, a window for the shorter one limits the rate.
+        # If the path has become longer, a window for the previous, shorter path limits the rate.
         self._rtt_rate = max(self._rtt_rate, self.rate)
         return now - self._rtt_time > lifetime_s or self.rate < self._rtt_rate / 2
 
@@ -444,7 +456,7 @@ class AutoWindow:
     def _is_shorter(self, sample: tuple[float, int]) -> bool:
         assert self._rtt_s is not None
         if self.state == "startup":
-            # The rate is not known yet, so neither is a message's own transmission time.
+            # The rate is not known yet, so the time to transmit a message is not known, either.
             return sample[0] < self._rtt_s
         return self._path_rtt_s(*sample) < self._path_rtt_s(self._rtt_s, self._rtt_size)
 
@@ -458,25 +470,26 @@ class AutoWindow:
     def _start_probe(self, limit_bytes: float) -> None:
         self.state = "probe"
         self._probe += 1
-        # One byte lets the first message be sent when everything else has been acknowledged.
+        # With a limit of one byte, the first message is sent when all others have been acknowledged.
         self._probe_bytes = max(1, int(limit_bytes))
 
     def _judge_probe(self, now: float, token: Sent) -> None:
         """
-        Evaluate a message that was sent while little was in flight. Its time counts unless it may have waited
-        in a queue: on a link that has become slower, even half of the former window is a queue.
+        Evaluate a message that was sent while little was in flight. Its round trip counts unless the message
+        may have waited in a queue: on a link that has become slower, even half of the previous window makes a
+        queue.
         """
         rtt_s = now - token.time
         longer = rtt_s * self.rate > 1.25 * (self._path_bytes() + token.size)
         if longer and rtt_s < 0.8 * self._probe_rtt_s:
-            # With less in flight the round trip may be shorter still; when it is not any more, it is the
-            # path's own.
+            # With less in flight the round trip may be even shorter; once it no longer gets shorter, it is
+            # that of the path.
             self._probe_rtt_s = rtt_s
             self._start_probe(self._probe_bytes / 2)
             return
         self._set_round_trip(now, rtt_s, token.size)
         if longer:
-            # The known rate came from another link, or from a window that was too small for this one.
+            # The known rate came from another link, or from a window that was too small for this link.
             self.state = "startup"
             self._plateau_rate = 0.0
             self._plateau_rounds = 0
@@ -508,6 +521,6 @@ class AutoWindow:
         gain = STARTUP_GAIN if self.state == "startup" else STEADY_GAIN
         limit = int(gain * (self._path_bytes() + self._sizes.value))
         if self.state == "startup" and not self._plateau_rounds:
-            # What is not known yet does not shrink the limit.
+            # While the rate still grows, the limit does not shrink.
             limit = max(limit, self.limit_bytes)
         return min(max(limit, self.minimum_bytes), self.maximum_bytes)

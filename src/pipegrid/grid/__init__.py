@@ -1,12 +1,13 @@
 """
 The grid as an application sees it: open it, put, get, check.
 
-``Grid`` is imported when it is first used: what a command does before that shall not wait for it.
+``Grid`` is imported when it is first used, so that commands do not wait for that import before they need a
+grid.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # as in ``typing``, whose import is slow
 if TYPE_CHECKING:
     from typing import Any
 

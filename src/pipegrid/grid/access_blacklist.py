@@ -1,8 +1,8 @@
 """
 ``access.blacklist``: objects that no caller gets, even with their capability.
 
-Each line is a storage index and a reason. The file is read again when it has changed. One that cannot be read
-blocks everything: it may forbid any of it.
+Each line is a storage index and a reason. The file is read again whenever it has changed. If the file cannot
+be read, every object is blocked, since the file may forbid any of them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MAX_BYTES = 16 << 20
 
 class AccessBlacklist:
     """
-    The list of one directory.
+    The blacklist of one client's directory.
 
     Args:
-        directory: of the client; the file may be missing, and appear later.
+        directory: the client's directory; the blacklist may be missing, and may appear later.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -35,8 +35,10 @@ class AccessBlacklist:
 
     def check(self, cap: Cap | str | None) -> None:
         """
+        Raise an error if the blacklist names the object of a cap.
+
         Raises:
-            AccessProhibited: the object of this cap is blocked.
+            AccessProhibited: the object is blocked.
         """
         cap = as_cap(cap) if isinstance(cap, str) else cap
         if cap is None or isinstance(cap, UnknownCap):

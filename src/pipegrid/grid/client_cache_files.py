@@ -1,9 +1,9 @@
 """
-Small JSON files in which a client's processes leave each other hints.
+Small JSON files in which a client's processes leave hints for the client's later processes.
 
-They say which servers took bundles of small shares, and where recent files were placed. A server that takes
-no bundles any more refuses the first one, and gets ordinary requests. If a file cannot be used, the client
-continues without it.
+The hints say which servers took bundles of small shares, and where recent files were placed. A server that no
+longer takes bundles refuses the first one, and then gets ordinary requests. If a file cannot be used, the
+client continues without it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipegrid.transfer.put.ask_first_policy import AskFirst, PlacementHistory
 LIMITS_NAME = "bundle_limits.json"
 FOUND_NAME = "found_elsewhere.json"
 MAX_SERVERS = 1000
-"""Servers that are remembered; of more, the first that were heard of are forgotten."""
+"""Most servers that are remembered; if there are more, the earliest recorded ones are forgotten."""
 
 _MAX_BYTES = 256 << 10
 _MAX_BUNDLE_BYTES = 1 << 30
@@ -30,10 +30,11 @@ _LEFT = "puts_to_ask_first"
 
 class BundleLimits:
     """
-    The longest bundle that each server takes, in bytes, as far as this client knows.
+    The length in bytes of the longest bundle that each server takes, as far as this client knows.
 
-    Without it the first files of each command are sent by ordinary requests, until the first response shows
-    that the server takes bundles: a tenth of the time of a thousand files 100 ms away (measured).
+    Without a known limit, each command sends its first files by ordinary requests, until the first response
+    shows that the server takes bundles. This costs a tenth of the time of a thousand files at a round-trip
+    time of 100 ms (measured).
 
     Args:
         directories: where to look for the file; only the first is written. If empty, nothing is saved.
@@ -50,11 +51,11 @@ class BundleLimits:
         self._offers: list[tuple[str, Callable[[], int]]] = []
 
     def of(self, server_id: str) -> int:
-        """Return what a server offered last; 0 if it is not known."""
+        """Return the bundle length that a server offered last, in bytes; 0 if it is not known."""
         return self._limits.get(server_id, 0)
 
     def heard(self, server_id: str, bundle_bytes: int) -> None:
-        """Record what a server offers; 0: it has refused a bundle."""
+        """Record the bundle length that a server offers; 0 if the server has refused a bundle."""
         if self.of(server_id) != bundle_bytes:
             self._changed = True
             self._limits.pop(server_id, None)
@@ -62,11 +63,16 @@ class BundleLimits:
                 self._limits[server_id] = bundle_bytes
 
     def note_at_end(self, server_id: str, bundle_bytes: Callable[[], int]) -> None:
-        """Record what a server takes when ``save`` is called."""
+        """
+        Make ``save`` call a function, and record the bundle length of the server that the function returns.
+        """
         self._offers.append((server_id, bundle_bytes))
 
     def save(self) -> None:
-        """Write the file, if something has changed; if that fails, the next process asks again."""
+        """
+        Write the file if a limit has changed. If writing fails, the next process learns the limits from the
+        servers.
+        """
         for server_id, bundle_bytes in self._offers:
             self.heard(server_id, bundle_bytes())
         if self._path is not None and self._changed:
@@ -91,7 +97,7 @@ def open_placement_history(policy: AskFirst, directories: Sequence[Path]) -> Pla
 
 
 def _read(path: Path | None) -> dict[str, Any]:
-    """Return the object in a file; an empty one if there is none, or the file cannot be used."""
+    """Return the JSON object in a file; an empty object if the file does not exist or cannot be used."""
     try:
         found = json.loads(read_file(path, _MAX_BYTES)) if path is not None else {}
     except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The settings of a client, read from its directory; durations as people write them."""
+"""The settings of a client, read from its directory, and durations as people write them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from pipegrid.transfer.put.ask_first_policy import AskFirst
 from pipegrid.transfer.put.ask_first_policy import ask_first as parse_ask_first
 from pipegrid.wire.grid_manager_certificates import ManagerKey, parse_manager_key
 
-# Durations as people write them: ``7 days``, ``12h``, ``30 minutes``.
+# A duration as people write it: ``7 days``, ``12h``, ``30 minutes``.
 
 _DURATION = re.compile(r"\s*([0-9]{1,9})\s*([a-z]+)\s*\Z", re.I)
 _UNITS_S = {
@@ -63,10 +63,10 @@ MIN_KEPT_S = 60
 
 def parse_kept(text: str) -> int:
     """
-    Return a duration in seconds; the shortest is one minute.
+    Return a duration in seconds; it must be at least one minute.
 
     Raises:
-        ValueError: the text is not a duration.
+        ValueError: the text is not a duration, or the duration is too short.
     """
     match = _DURATION.match(text)
     unit = _UNITS_S.get(match[2].lower()) if match else None
@@ -76,7 +76,7 @@ def parse_kept(text: str) -> int:
     return seconds
 
 
-# A client's directory has settings, secrets and servers; ``client_creation`` makes one.
+# A client's directory has settings, secrets and servers; ``client_creation`` creates one.
 #
 # Its layout is that of a Tahoe-LAFS node directory. ``pipegrid.cfg`` replaces ``tahoe.cfg``; settings with
 # the same meaning have the same name:
@@ -87,8 +87,8 @@ def parse_kept(text: str) -> int:
 #                               [grid_managers] names and public keys
 #     private/convergence       the convergence secret, base32
 #     private/secret            the lease secret, base32
-#     private/servers.yaml      servers (see ``servers``)
-#     private/introducers.yaml  introducers (see ``introducers``)
+#     private/servers.yaml      servers (see ``servers_and_introducers_yaml``)
+#     private/introducers.yaml  introducers (see ``servers_and_introducers_yaml``)
 #
 # A directory with a ``tahoe.cfg`` belongs to a Tahoe-LAFS node. **Nothing is ever written in it** except
 # ``private/aliases``, when the user asks for it. Caches go to the user's cache directory, and state that must
@@ -102,7 +102,7 @@ DURABILITIES: dict[str, Policy] = {"none": "none", "batch": "batch", "strict": "
 SECRET_BYTES = 32
 _SEGMENT_SIZE_OF_TAHOE = "shares._max_immutable_segment_size_for_testing"
 _MAX_SECRET_BYTES = 64 << 10
-"""Of a file with a secret; a convergence secret may have any length."""
+"""The largest file with a secret; a convergence secret may have any length up to this."""
 
 
 class LocalGrid(NamedTuple):
@@ -128,7 +128,7 @@ class GridConfig:
     The settings, secrets and servers of a client's directory.
 
     Attributes:
-        directory: the directory they were read from.
+        directory: the client's directory.
         params: the default encoding parameters.
         happy: servers of happiness that an upload must reach.
         convergence: the convergence secret.
@@ -148,7 +148,7 @@ class GridConfig:
         ask_first: whether puts ask for existing shares before they send any. Tahoe-LAFS does not have this
             setting.
         connections: how connections may be made.
-        server_connections: how they may be made to servers with a setting of their own, by the servers' ids.
+        server_connections: how connections may be made to servers with a setting of their own, by server id.
     """
 
     directory: Path
@@ -182,7 +182,7 @@ class GridConfig:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Problems with the directory that do not prevent its use."""
+        """Sentences about problems with the directory that do not prevent its use."""
         return self.static.warnings + self.introducers.warnings
 
 
@@ -209,7 +209,8 @@ def load(
     params, happy = _encoding(parser, path)
     private = directory / "private"
     connections = NO_CONNECTIONS if offline else connection_policy(parser, is_tahoe)
-    # If one of the two files cannot be read, the servers of the other are still used.
+    # If ``servers.yaml`` or ``introducers.yaml`` cannot be read, the servers of the other file are still
+    # used.
     static = _or_warning(lambda: load_static_servers(directory), StaticServers)
     caches = _caches(directory) if is_tahoe else (private,)
     return GridConfig(
@@ -244,12 +245,12 @@ def load(
 
 def connections_of(directory: Path) -> tuple[ConnectionPolicy, dict[str, dict[str, str]]]:
     """
-    Return how a directory permits connections, and the settings that say so, by section and name.
+    Return how a directory permits connections, and its connection settings, by section and name.
 
-    A directory that is not configured has no such setting.
+    A directory that is not configured has no such settings.
 
     Raises:
-        UsageError: its settings cannot be read, or are refused.
+        UsageError: the settings cannot be read, or are refused.
     """
     if not is_configured(directory):
         return DIRECT_CONNECTIONS, {}
@@ -294,13 +295,14 @@ def _ask_first(parser: SettingsFile) -> AskFirst:
     try:
         return parse_ask_first(parser.get("client", "ask_first", fallback="auto").strip())
     except UsageError as error:
-        where = parser.at("client", "ask_first").removesuffix("ask_first")  # which the error names
+        where = parser.at("client", "ask_first").removesuffix("ask_first")  # named in ``error``
         raise UsageError(f"{where}{error}") from None
 
 
 def _caches(node: Path) -> tuple[Path, ...]:
     """
-    Return the cache directories of a Tahoe-LAFS node's client: the user's own, then the node's (read only).
+    Return the cache directories for a Tahoe-LAFS node's directory: one in the user's cache, then the node's
+    own, which is only read.
     """
     try:
         own = cache_directory()

@@ -1,5 +1,5 @@
 """
-Creating a client's directory, with its settings and fresh secrets.
+Creates a client's directory, with its settings and fresh secrets.
 
 Existing files are never replaced. ``client_config`` describes the files and reads them. A directory counts as
 configured once it has a ``pipegrid.cfg``, so that file is written last.
@@ -52,22 +52,23 @@ from pipegrid.wire.grid_manager_certificates import ManagerKey
 DEFAULT_HAPPY = 7
 AUTOMATIC = "# Made by the first command, since no grid was configured."
 """
-The first line of an automatic configuration; ``init`` moves such a grid aside for one that the user makes.
+The first line of an automatic configuration. ``init`` moves such a grid aside to configure the grid that the
+user asks for.
 """
 
 _MOST_ASIDE = 100
 MAX_COPIED_BYTES = 16 << 20
-"""The largest file copied from a Tahoe-LAFS node's directory."""
+"""The size limit of each file copied from a Tahoe-LAFS node's directory."""
 _ALIASES_NAMES = (ALIASES_NAME, "private/root_dir.cap")
 
 
 def suggested(servers: int) -> tuple[Params, int]:
     """
-    Return encoding parameters for this number of servers, and the servers of happiness that an upload needs.
+    Return encoding parameters for a number of servers, and the servers of happiness that an upload needs.
 
-    There is one share for each server, up to ten. About a third of the shares restore a file; an upload needs
-    about two thirds, so that it succeeds while one server is down, and its files survive the loss of another.
-    With ten servers or more the result is Tahoe-LAFS's default: 3, 7 and 10.
+    There is one share for each server, up to ten. About a third of the shares restore a file. An upload needs
+    about two thirds of the servers, so that it succeeds while one server is down, and its files survive the
+    loss of another. With ten servers or more the result is Tahoe-LAFS's default: 3, 7 and 10.
     """
     total = min(10, servers)
     happy = max(min(2, total), (7 * total + 5) // 10)
@@ -93,7 +94,8 @@ def create_local(
         automatic: the user did not ask for this grid, so ``init`` may move it aside.
 
     Raises:
-        UsageError: the directory is already configured or cannot be written, or the numbers are not valid.
+        UsageError: the directory is already configured or cannot be written, or the encoding parameters or
+            number of servers are not valid.
         SinkError: the disk is full.
     """
     params = params or Params()
@@ -126,7 +128,7 @@ class ClientPreferences:
         mutable_format: the format of new mutable files and directories.
         managers: the trusted grid managers.
         node: further settings of ``[node]``, such as ``tub.port`` of a server in the same directory.
-        announce: announce that server to the introducers whenever it starts.
+        announce: announce the server in the same directory to the introducers whenever it starts.
         connections: further settings by section, such as ``[tor]``.
     """
 
@@ -152,12 +154,12 @@ def create_client(
     """
     Make ``directory`` a client's directory without an embedded grid, and return its settings.
 
-    Its servers come from ``private/servers.yaml`` and from introducers. Otherwise it does what
-    ``create_local`` does.
+    Its servers come from ``private/servers.yaml`` and from introducers. Secrets and errors are as for
+    ``create_local``.
 
     Args:
         files: the content of files in the directory, by name, such as ``private/servers.yaml``.
-        moved: called with the new place of an automatic grid that is moved aside; None: an automatic grid is
+        moved: called with the new path of an automatic grid that is moved aside; None: an automatic grid is
             an error.
     """
     params = params or Params()
@@ -168,7 +170,7 @@ def create_client(
 
 
 def _preference_lines(said: ClientPreferences) -> list[str]:
-    """Return these preferences as lines of a ``pipegrid.cfg``."""
+    """Return preferences as lines of a ``pipegrid.cfg``."""
     more = [f"peers.preferred = {', '.join(sorted(said.preferred))}"] if said.preferred else []
     more += ["force_foolscap = true"] if said.force_foolscap else []
     more += [f"mutable.format = {said.mutable_format}"] if said.mutable_format != "sdmf" else []
@@ -200,8 +202,8 @@ def create_like_tahoe(
     copied; the node's directory is only read.
 
     Raises:
-        UsageError: as ``create_client``; or a file of the node cannot be read completely, so servers would be
-            missing silently.
+        UsageError: as for ``create_client``; or a file of the node cannot be read completely, so the new
+            directory would lack servers.
     """
     node = Path(node)
     if not (node / TAHOE_CONFIG_NAME).is_file():
@@ -209,7 +211,7 @@ def create_like_tahoe(
             f"{node} is not a Tahoe-LAFS node's directory: it has no {TAHOE_CONFIG_NAME}; name one that has"
         )
     theirs = load(node)
-    load_static_servers(node)  # these raise for problems of which ``load`` only warns
+    load_static_servers(node)  # raises errors of which ``load`` only warns
     load_introducers(node)
     files = {
         "private/convergence": base32.encode(theirs.convergence) + "\n",
@@ -252,14 +254,15 @@ def change(
     """
     Change the encoding parameters of a client's directory for later uploads, and return its new settings.
 
-    The rest of its ``pipegrid.cfg`` stays as it is, comments included.
+    The rest of its ``pipegrid.cfg``, including comments, does not change.
 
     Args:
         encoding: the fields of ``Params`` to change.
-        happy: servers of happiness; by default as before, or fewer if there are fewer shares or servers.
+        happy: servers of happiness; by default unchanged, or fewer if there are fewer shares or servers.
 
     Raises:
-        UsageError: the directory is not configured or is a Tahoe-LAFS node's, or the numbers are not valid.
+        UsageError: the directory is not configured or is a Tahoe-LAFS node's, or the encoding parameters are
+            not valid.
         SinkError: the disk is full.
     """
     directory = Path(directory)
@@ -286,7 +289,7 @@ def change(
     try:
         text = decode_text(read_file(path), str(path), keep_ends=True)
         replace_file(
-            path.resolve(),  # keep a symbolic link
+            path.resolve(),  # keep ``path`` a symbolic link if it is one
             with_settings(text, settings).encode("utf-8"),
             mode=path.stat().st_mode & 0o777,
         )
@@ -300,14 +303,16 @@ def change(
 
 
 def known_servers(config: GridConfig) -> int | None:
-    """Return how many servers there are; None if introducers may name more."""
+    """Return how many servers a client has; None if none are listed, or if introducers may name more."""
     if config.introducers.addresses:
         return None
     return len(config.static.servers) + (config.local.servers if config.local else 0) or None
 
 
 def listed_servers(config: GridConfig) -> int | None:
-    """Return ``known_servers``, or how many are listed where all introducers run at listed servers."""
+    """
+    Return the number of listed servers if all introducers run at listed servers; otherwise ``known_servers``.
+    """
     introducers, servers = config.introducers.addresses, config.static.servers
     if introducers and servers and runs_at(introducers, servers):
         return len(servers)
@@ -315,13 +320,13 @@ def listed_servers(config: GridConfig) -> int | None:
 
 
 def runs_at(introducers: Iterable[IntroducerAddress], servers: Iterable[KnownServer]) -> bool:
-    """Return whether all introducers run at servers of a list."""
+    """Return whether each of the introducers runs at one of the servers."""
     tubs = {each.furl.tub_id for each in servers if each.furl is not None}
     return all(each.furl.tub_id in tubs for each in introducers)
 
 
 def check_servers_for(happy: int, servers: int | None) -> None:
-    """Raise UsageError if the known number of servers is too small for an upload."""
+    """Raise UsageError if the number of servers is known and too small for ``happy``."""
     if servers is not None and happy > servers:
         text = (
             f"{counted(servers, 'server')} can never hold a file on {happy} of them; "
@@ -331,7 +336,7 @@ def check_servers_for(happy: int, servers: int | None) -> None:
 
 
 def with_settings(text: str, settings: Mapping[str, str], section: str = "client") -> str:
-    """Return the text of a configuration with these settings changed in one of its sections."""
+    """Return the text of a configuration in which one section has the given settings."""
     lines = text.splitlines(keepends=True)
     end = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
     places = [(number - 1, name) for number, where, name in settings_in(text) if where == section]
@@ -341,12 +346,12 @@ def with_settings(text: str, settings: Mapping[str, str], section: str = "client
             lines[-1] = lines[-1].rstrip("\r\n") + end
         places = [(len(lines) + 1, None)]
         lines += [end, f"[{section}]{end}"]
-    # Change from the end, so that the positions of earlier settings stay valid.
+    # Change the last lines first, so that the positions of earlier settings stay valid.
     for name, value in sorted(settings.items(), key=lambda each: -at.get(each[0], -1)):
         if name in at:
             following = at[name] + 1
             while following < len(lines) and lines[following][:1] in (" ", "\t"):
-                following += 1  # the value has continuation lines
+                following += 1  # the value continues on further lines
             lines[at[name] : following] = [f"{name} = {value}{end}"]
     missing = [f"{name} = {value}{end}" for name, value in settings.items() if name not in at]
     header = next(line for line, name in places if name is None)
@@ -359,7 +364,7 @@ def rewrite(path: Path, text: str) -> None:
     Replace a file of a client's directory as a whole, and keep its mode.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the file cannot be written.
         SinkError: the disk is full.
     """
     try:
@@ -408,7 +413,7 @@ def _create(
             data = text.encode("utf-8")
             if not _is_there(directory / name):
                 create_file(directory / name, data)
-            # An identical file is from an interrupted attempt.
+            # An identical file was left by an interrupted attempt.
             elif read_file(directory / name, len(data) + 1) != data:
                 raise UsageError(
                     f"{directory / name} exists already; remove it, or choose another directory"
@@ -418,18 +423,18 @@ def _create(
                 secret = base32.encode(os.urandom(SECRET_BYTES))
                 create_file(private / name, f"{secret}\n".encode("ascii"))
         text = "\n".join([*lines, ""])
-        mode = 0o600 if "[socks]" in more_lines else 0o644  # which may have a password
+        mode = 0o600 if "[socks]" in more_lines else 0o644  # may contain a password
         create_file(directory / CONFIG_NAME, text.encode("utf-8"), mode=mode)
     except OSError as error:
         text = f"cannot make {directory} a grid directory: {error.strerror}; "
-        if error.errno in FULL:  # keep what was made for the next attempt
+        if error.errno in FULL:  # keep the new files for the next attempt
             raise SinkError(f"{text}free some space") from error
         raise naming(UsageError(f"{text}choose another directory"), "another directory") from error
     return load(directory)
 
 
 def is_automatic(directory: Path) -> bool:
-    """Return whether a directory has only an automatic grid on this machine."""
+    """Return whether a directory has only an automatically created grid on this machine."""
     try:
         begins = read_file(directory / CONFIG_NAME, len(AUTOMATIC))
     except OSError:
@@ -441,7 +446,7 @@ def is_automatic(directory: Path) -> bool:
 
 
 def move_aside(directory: Path) -> Path:
-    """Move a grid with its storage, and return its new place."""
+    """Move a grid's directory with its storage aside, and return its new path."""
     place = aside_of(directory)
     for number in range(2, _MOST_ASIDE):
         if not os.path.lexists(place):
@@ -457,6 +462,6 @@ def move_aside(directory: Path) -> Path:
 
 
 def _is_there(path: Path) -> bool:
-    """Return whether the file exists, and remove the second name that an interrupted write may have left."""
+    """Return whether a file exists, and remove the second name that an interrupted write may have left."""
     remove_stale_link(str(path))
     return path.exists()

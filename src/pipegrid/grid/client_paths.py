@@ -1,4 +1,4 @@
-"""Where a client's directory is, and what its files are called."""
+"""The location of a client's directory, and the names of its files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CATALOGUE_NAME = "private/backup/catalogue.cap"
 
 def default_directory() -> Path:
     """
-    Return the user's own directory: $PIPEGRID_DIR, or ``pipegrid`` among the user's data.
+    Return the user's own directory: $PIPEGRID_DIR, or ``pipegrid`` in the user's data directory.
 
     Raises:
         UsageError: the user has no home directory, or the variable is not an absolute path.
@@ -31,20 +31,21 @@ def default_directory() -> Path:
 
 def own_directory(given: str | None) -> Path:
     """
-    Return the client's directory: the one given, or the user's own.
+    Return the client's directory: the given one, or by default the user's own.
 
     Raises:
-        UsageError: as ``default_directory`` does.
+        UsageError: as for ``default_directory``.
     """
     return Path(given) if given else default_directory()
 
 
 def local_directory() -> Path:
     """
-    Return the directory of the user's grid on this machine: where it was made, or where ``init`` moved it.
+    Return the directory of the user's grid on this machine: the default one, or the one to which ``init``
+    moved it.
 
     Raises:
-        UsageError: there is no such grid, or ``default_directory`` fails.
+        UsageError: no such grid exists, or ``default_directory`` fails.
     """
     own = default_directory()
     for place in (aside_of(own), own):
@@ -60,19 +61,23 @@ def local_directory() -> Path:
 
 
 def aside_of(directory: Path) -> Path:
-    """Return where ``init`` moves a grid on this machine when its directory is needed for another grid."""
+    """
+    Return the path to which ``init`` moves a grid on this machine when another grid needs its directory.
+    """
     return directory.with_name(f"{directory.name}-local")
 
 
 def cache_directory() -> Path:
-    """Return the user's cache directory, whose content may be lost; raises as ``default_directory`` does."""
+    """
+    Return the user's cache directory, whose content may be lost; raises the errors of ``default_directory``.
+    """
     return _users("XDG_CACHE_HOME", ".cache") / "pipegrid"
 
 
 def state_directory() -> Path:
     """
-    Return the directory for state that must not be lost and cannot be written in a Tahoe-LAFS node's
-    directory; raises as ``default_directory`` does.
+    Return the directory for state that must not be lost and may not be written in a Tahoe-LAFS node's
+    directory; raises the errors of ``default_directory``.
     """
     return _users("XDG_DATA_HOME", ".local/share") / "pipegrid-nodes"
 
@@ -86,8 +91,8 @@ def expanded(text: str, base: Path, what: str) -> Path:
         what: the setting's name for errors, such as "FILE: [local] directory".
 
     Raises:
-        UsageError: the user does not exist; or the path does not exist, but a directory with the literal name
-            (with the ``~``) does: old versions made it, and it contains what they stored.
+        UsageError: the user does not exist; or the expanded path does not exist, but a directory whose name
+            contains the literal ``~`` does. Old versions made such directories, and stored data there.
     """
     if not text.startswith("~"):
         return base / text
@@ -112,8 +117,8 @@ def _users(variable: str, usual: str) -> Path:
     """
     Return one of the user's base directories.
 
-    A relative path in the variable is ignored, as the XDG Base Directory specification requires: otherwise
-    each working directory would have a grid of its own.
+    A relative path in the environment variable is ignored, as the XDG Base Directory specification requires.
+    Otherwise each working directory would have a different grid.
     """
     base = os.environ.get(variable, "")
     if os.path.isabs(base):
@@ -127,9 +132,10 @@ def _users(variable: str, usual: str) -> Path:
 
 def _home() -> Path | None:
     """
-    Return the user's home directory; None if there is none, as for a container's user without an account.
+    Return the user's home directory; None if the user has none, as in a container without an account for the
+    user.
 
-    An empty or relative HOME is ignored. Services and cron jobs may have an empty one, which ``Path.home``
+    An empty or relative HOME is ignored. Services and cron jobs may have an empty HOME, which ``Path.home``
     takes for the root directory.
     """
     home = os.environ.get("HOME", "")

@@ -93,13 +93,13 @@ if TYPE_CHECKING:
     from pipegrid.wire.storage_messages import ServerIdentity
 
 
-# ``FileGrid`` has what all operations share: servers with their windows, workers, memory, opening and
-# closing.
+# ``FileGrid`` has the parts that all operations share: servers with their windows, workers, memory, opening
+# and closing.
 #
 # The public methods of a grid return Deferreds of operations that have started and can be cancelled.
-# ``_start`` keeps the running ones, and ``close`` ends them.
+# ``_start`` records the running operations, and ``close`` cancels them.
 
-# What only one kind of transfer needs is imported when the first of that kind begins.
+# Modules that only one kind of transfer needs are imported when the first transfer of that kind begins.
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -112,15 +112,18 @@ _ONLY_HERE = (
 
 UPLOAD_MEMORY_BYTES = 32 << 20
 """
-The memory of all uploads for encoding, beyond the windows: large files are encoded one after the other,
-small ones at the same time. With the windows, a client stays below 64 MiB.
+The most memory that all uploads use for encoding, in addition to the windows: large files are encoded one
+after the other, small ones at the same time. Including the windows, a client stays below 64 MiB.
 """
 
 
 def started(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], Deferred[T]]:
-    """Decorate a method so that calling it starts its operation, through its object's ``_start``."""
+    """
+    Decorate a coroutine method so that a call starts it with the ``_start`` of its object and returns a
+    Deferred.
+    """
     notify_deferred(method)
 
     @wraps(method)
@@ -184,7 +187,7 @@ class FileGrid:
         states = () if config.state is None else (config.state,)
         self._storing = StoringLock((*states, *config.caches) if config.caches else (), reactor)
         self._running: set[Deferred[Any]] = set()
-        self._beginning = 0  # operations whose coroutine has not yet reached its first wait
+        self._beginning = 0  # operations whose coroutine has not waited yet
         self._closed = False
         self._left = False
         self._closing: Waiters[None] = Waiters()
@@ -210,24 +213,24 @@ class FileGrid:
 
         Args:
             reactor: the running reactor.
-            directory: a client's directory; None for the user's own, where an embedded grid of
-                ten storage directories is made if nothing is configured (see ``make``).
+            directory: a client's directory; None for the user's own, where an embedded grid of ten storage
+                directories is made if nothing is configured (see ``make``).
             tracer: receives a span for each request and CPU job; the caller closes it.
-            wait_for: servers that must respond before the first operation starts; by default
-                an operation starts when enough servers are known.
+            wait_for: number of servers that must respond before the first operation starts; by default an
+                operation starts when enough servers are known.
             window_bytes: a fixed limit on unacknowledged bytes to each server; by default the limit follows
                 the measured bandwidth and round-trip time of the server.
             max_segment_bytes: files with larger segments are not fetched; by default 16 MiB, or the
                 configured segment size if that is larger.
-            limits: of the machine and its network connection.
+            limits: limits on the machine's resources and on the network connection.
             ahead: connections to servers that were opened early; unused ones are closed with the grid.
             make: whether an embedded grid may be created; a new one has no share of any existing file.
-            follows_blacklist: files that ``access.blacklist`` names are not fetched; by default a
-                directory whose list names a file is refused.
+            follows_blacklist: files that ``access.blacklist`` names are not fetched; by default a directory
+                whose list names a file is refused.
 
         Raises (through the Deferred):
-            UsageError: the directory is not configured, one of its settings is not valid, or Tor, which they
-                start, does not start.
+            UsageError: the directory is not configured, one of its settings is not valid, or the settings
+                start Tor, but Tor does not start.
         """
         check_own_thread("a grid")
         check_whole(wait_for, "wait_for", least=0)
@@ -252,7 +255,7 @@ class FileGrid:
 
     async def _proxy_started(self, starting: Deferred[None] | None) -> None:
         """
-        Return when a proxy that the settings start can be used, or close the grid.
+        Wait until the proxy that the settings start can be used; if it does not start, close the grid.
 
         Raises:
             UsageError: the proxy does not start.
@@ -273,11 +276,11 @@ class FileGrid:
         return (*self._warnings(), *self._means.shortfall.sentences())
 
     def add_warning(self, sentence: str) -> None:
-        """Add a sentence to ``warnings``, each once, and a bounded number of them."""
+        """Add a sentence to ``warnings``, unless it is already there or the maximum number is reached."""
         self._warnings.add(sentence)
 
     def _warn_of_shares(self, params: Params) -> None:
-        """Warn if a stored file has more shares than there are servers."""
+        """Add a warning if a stored file has more shares than there are servers."""
         if warning := too_many_shares(params.total_shares, len(self._peers)):
             self._warnings.add(warning)
 
@@ -293,15 +296,15 @@ class FileGrid:
 
     @property
     def limits(self) -> Limits:
-        """The share of the machine and of its network connection that this grid may use."""
+        """The limits on the machine's resources and on the network connection that this grid may use."""
         return self._limits
 
     def check_access(self, cap: str | Cap | None) -> None:
         """
-        Do nothing unless ``access.blacklist`` blocks the object of a cap.
+        Raise an error if ``access.blacklist`` blocks the object of a cap.
 
         Raises:
-            AccessProhibited: it is blocked.
+            AccessProhibited: the object is blocked.
         """
         if self._blacklist is not None:
             self._blacklist.check(cap)
@@ -317,14 +320,15 @@ class FileGrid:
 
     @property
     def _small_file_capacity(self) -> SmallFileCapacity:
-        """How many small files the servers can take at the same time, as far as is known."""
+        """How many small files all servers can take at the same time: the lowest known capacity."""
         return min(
             (peer.server.small_file_capacity for peer in self._peers), default=SmallFileCapacity.ANY
         )
 
     def _expect(self, objects: int) -> None:
         """
-        Announce how many small objects will be stored, so that connections are prepared if there are many.
+        Announce to the servers how many small objects will be stored, so that connections are opened in
+        advance for many.
         """
         for peer in self._peers if objects >= MANY else ():
             peer.server.expect(objects)
@@ -334,7 +338,7 @@ class FileGrid:
         """
         Ask every server for its status; the status of an unreachable server has the reason.
 
-        If the grid was opened with ``wait_for``, first wait for that number of servers, one minute at most.
+        If the grid was opened with ``wait_for``, first wait for that number of servers, at most one minute.
         """
 
         await self._readiness.up_or_late()
@@ -355,7 +359,7 @@ class FileGrid:
         Ask every known server for its status; fires when each has responded or has exceeded the time limit.
 
         Args:
-            told: called with each server's status.
+            told: called with each server's status as soon as it is known.
         """
         check_callable(told, "told")
         for unusable in () if self._members is None else list(self._members.unusable.values()):
@@ -373,7 +377,7 @@ class FileGrid:
 
     def close(self) -> Deferred[None]:
         """
-        End all running operations, close the connections to servers, and fire when nothing is left.
+        End all running operations, close the connections to servers, and fire when everything has ended.
 
         A second call fires at the same time as the first. Cancelling the Deferred does not stop the closing.
         """
@@ -401,8 +405,8 @@ class FileGrid:
         for running in list(self._running):
             running.cancel()
         if self._running or self._beginning:
-            # The caller may itself be an operation: let it end in the next turn, before its servers are
-            # closed.
+            # The caller may itself be a running operation: let it end in the next reactor turn, before its
+            # servers are closed.
             await deferLater(self._reactor, 0)
         if self._mutables is not None:
             self._mutables.close()
@@ -410,7 +414,7 @@ class FileGrid:
             self._discovery.stop()
         leaving = [peer.server.disconnect() for peer in self._peers]
         leaving += [] if self._members is None else self._members.leaving
-        await DeferredList(leaving, consumeErrors=True)  # a failed disconnection is over, too
+        await DeferredList(leaving, consumeErrors=True)  # ignore errors of disconnecting
         await self._workers.stop()
         self._storing.release()
         if self._on_close is not None:
@@ -422,7 +426,7 @@ class FileGrid:
             raise UsageError("this grid is closed; open it again")
 
     def _explain(self, error: NotEnoughSharesError) -> None:
-        """Add a hint to an error if no server has a share: the file is probably on another grid."""
+        """If no server has a share, add a hint to the error: the file is probably on another grid."""
         if error.found or error.absent or not self._peers:
             return
         hint = (
@@ -430,7 +434,7 @@ class FileGrid:
             if self.config.is_on_this_machine
             else "if the cap is from another grid, its servers are missing here"
         )
-        if hint not in str(error):  # the error may have the hint already, from another operation
+        if hint not in str(error):  # another operation may have added the hint already
             error.args = (f"{error}; {hint}", *error.args[1:])
 
     def _start(self, work: Coroutine[Any, Any, T]) -> Deferred[T]:
@@ -457,10 +461,13 @@ class FileGrid:
 
 # Storing files.
 
-# What only one kind of transfer needs is imported when the first of that kind begins.
+# Modules that only one kind of transfer needs are imported when the first transfer of that kind begins.
 
 _COUNTED_BYTES = 64 << 10
-"""A file above this size lets others start as its bytes are acknowledged, not only when it ends."""
+"""
+Files above this size let further files start while their bytes are acknowledged; smaller files only when they
+end.
+"""
 
 NOTES_NAME = "unfinished"
 """The directory of unfinished uploads, in the client's state directory."""
@@ -484,26 +491,26 @@ class StoringGrid(FileGrid):
         traffic: Traffic | None = None,
     ) -> Deferred[PutResult]:
         """
-        Store one file; fires when enough servers hold it, with its cap.
+        Store one file; fires with its cap when enough servers hold it.
 
         Args:
             source: a path, bytes, an async iterator of bytes, an ``IBodyProducer``, an ``IResponse``, or a
                 binary file object, which stays open (read from its beginning if it is a regular file, else
-                to its end). What comes once is copied to temporary space.
+                from its position). A source that can be read only once is copied to temporary space.
             params: encoding parameters; by default the configured ones.
             happy: servers of happiness wanted; by default the configured number.
             convergence: the convergence secret; by default the configured one; ``b""`` for none.
-            random_key: the cap never equals another. If the put of a path with several segments is
-                interrupted, the next put of this path with a random key resumes it.
+            random_key: use a random key, so that the cap never equals another. If the put of a path with
+                several segments is interrupted, the next put of this path with a random key resumes it.
             progress: called with acknowledged and total bytes of shares; existing shares count as
                 acknowledged.
             found: called with the bytes of existing shares, and the total.
-            hashing: called with the bytes hashed so far, for the key, and the file's size; not
-                called for a file that is read with one call.
-            cap_known: called with the cap as soon as the file is encoded. The file is not stored
-                then, and the put may still fail. Not called for a literal file.
-            traffic: called with a server's identity, when bytes of shares were sent, when it had
-                acknowledged them, and their number. Times are those of ``clock``.
+            hashing: called with the bytes hashed so far, for the key, and the file's size; not called for a
+                file that is read with one call.
+            cap_known: called with the cap as soon as the file is encoded. The file is not stored then, and
+                the put may still fail. Not called for a literal file.
+            traffic: called with a server's identity, the time when bytes of shares were sent, the time when
+                the server had acknowledged them, and their number. Times are those of ``clock``.
 
         Raises (through the Deferred):
             SourceError: the source cannot be read, or changes during the put.
@@ -544,7 +551,7 @@ class StoringGrid(FileGrid):
         convergence: bytes | None = None,
     ) -> tuple[Params, int]:
         """
-        Return the encoding parameters and the servers of happiness for the options of ``put``.
+        Return the encoding parameters and the servers of happiness from the options of ``put``.
 
         Raises:
             UsageError: the options are not valid.
@@ -587,7 +594,7 @@ class StoringGrid(FileGrid):
         ended: Callable[[int, PutResult | Failure], None] | None = None,
     ) -> Deferred[list[PutResult | Failure]]:
         """
-        Store many files as one pipeline, the large ones first; fires with each one's outcome.
+        Store many files as one pipeline, the large ones first; fires with each file's outcome.
 
         A hundred small files take one round trip plus the time for their bytes. A file that fails does not
         stop the others. The numbers of files in flight and of open files are bounded.
@@ -615,7 +622,7 @@ class StoringGrid(FileGrid):
                 if progress is not None:
                     progress(number, done, total)
 
-            # The rest of a small file counts as a whole until the file ends.
+            # A small file reports no progress: all its bytes count when it ends.
             size = sizes[number]
             counted = progress is not None or size is None or size > _COUNTED_BYTES
             reports = _numbered(number, report if counted else None, found, hashing)
@@ -641,7 +648,9 @@ def _numbered(
     found: Callable[[int, int, int], None] | None,
     hashing: Callable[[int, int, int], None] | None,
 ) -> PutReports:
-    """Return the callbacks of one file, which call those of the whole put with the file's number first."""
+    """
+    Return the callbacks of one file, which call the callbacks of ``put_many`` with the file's number first.
+    """
     return PutReports(
         report,
         None if found is None else partial(found, number),
@@ -656,7 +665,7 @@ def _check_list(sources: object) -> None:
 
 # Fetching files.
 
-# What only one kind of transfer needs is imported when the first of that kind begins.
+# Modules that only one kind of transfer needs are imported when the first transfer of that kind begins.
 
 
 class FetchingGrid(FileGrid):
@@ -684,24 +693,24 @@ class FetchingGrid(FileGrid):
             sink: a path, a binary file object (it stays open), or an ``IConsumer``, which may pause the get.
                 Writes to a pipe, a device, or a file object other than a regular file's run in a thread, one
                 at a time. The file appears at a path when it is complete and durable. An interrupted get
-                leaves a hidden part file there, and the next get to this path resumes from its good bytes.
+                leaves a hidden part file next to the path, and the next get to this path resumes from its
+                good bytes.
             start, length: the range; by default the whole file. A range that exceeds the file ends with it.
             progress: called with bytes delivered and wanted; resumed bytes count as delivered.
             replace: whether an existing file at the path is replaced.
-            range_of: a function that returns both. It is called with the
-                size of the file before the first byte is delivered; and again if a mutable file is
-                overwritten during the get.
+            range_of: a function that returns start and length. It is called with the size of the file before
+                the first byte is delivered; and again if a mutable file is overwritten during the get.
             seen: called with the version of a mutable file before ``range_of``.
-            traffic: called with a server's identity, when bytes of shares were asked for, when they
-                had arrived, and their number. Not called for a mutable file.
+            traffic: called with a server's identity, the time when bytes of shares were asked for, the time
+                when they had arrived, and their number. Not called for a mutable file.
 
         Raises (through the Deferred):
             CapError: the cap does not read a file.
             UsageError: the range begins beyond the end of the file.
             NotEnoughSharesError: too few good shares were found.
             CorruptionError: the shares do not decode to the cap's file.
-            SinkError: writing failed, the reader has closed the sink, or the path has a file already or
-                is written by another process.
+            SinkError: writing failed, the reader has closed the sink, or the path has a file already or is
+                written by another process.
         """
         with ExitStack() as stack:
             if isinstance(sink, str | os.PathLike):
@@ -754,7 +763,7 @@ class FetchingGrid(FileGrid):
             return GetResult(length, {}, [])
         await self._readiness.wait(cap.required_shares)
         asks_lists = False
-        # Only a ``Download`` uses bytes that are there.
+        # Only a ``Download`` can use the bytes of an existing part file.
         has_bytes = isinstance(sink, PartFile) and sink.found_bytes > 0
         if length == cap.size and not (has_bytes or self._earlier.guesses.needs_lists):
             try:
@@ -779,7 +788,7 @@ class FetchingGrid(FileGrid):
         asks_lists: bool,
         traffic: Traffic | None,
     ) -> GetResult:
-        """Fetch a range, once more from the beginning if servers were found that were not known before."""
+        """Fetch a range. If too few shares are found, try once more if introducers name further servers."""
         from pipegrid.transfer.get.download import Download
         from pipegrid.transfer.get.share_downloads import DownloadRequest
 
@@ -805,7 +814,7 @@ class FetchingGrid(FileGrid):
         return await download().run()
 
     def _get_small(self, cap: ChkCap, traffic: Traffic | None) -> Deferred[SmallFile] | None:
-        """Fetch a small file on the direct path; see ``SmallFileGets.get``."""
+        """Fetch a small file as ``SmallFileGets.get`` does; None if this is not possible."""
         if self._small_gets is None:
             from pipegrid.transfer.get.small_file_download import SmallFileGets
 
@@ -815,7 +824,7 @@ class FetchingGrid(FileGrid):
         return self._small_gets.get(cap, traffic)
 
     async def _give(self, data: bytes, sink: SinkLike) -> None:
-        """Deliver all that a sink is to get, when it is known."""
+        """Deliver the given data to a sink, and finish the sink."""
         if type(sink) is BytesIO:
             sink.write(data)
             return
@@ -835,7 +844,10 @@ class FetchingGrid(FileGrid):
 
     @contextmanager
     def reading_a_tree(self) -> Iterator[None]:
-        """Enter it to read many small files: servers are asked early for what makes that cheaper."""
+        """
+        Return a context in which many small files are read: servers are asked early whether they accept
+        several reads at once.
+        """
         for peer in self._peers:
             asked = expect_small_reads(peer.server)
             asked.addErrback(lambda failure: failure.trap(ServerError, CancelledError))
@@ -879,7 +891,7 @@ def _checked_path(path: str | os.PathLike[str]) -> str:
     Return a path as text.
 
     Raises:
-        SinkError: no file can have this name.
+        SinkError: the text cannot be the name of a file.
     """
     name = os.fspath(path)
     if not name or "\0" in name:
@@ -889,7 +901,7 @@ def _checked_path(path: str | os.PathLike[str]) -> str:
 
 def _checked_length(size: int, start: int, length: int | None) -> int:
     """
-    Return the number of bytes in a range of a file; ``length`` is the number asked for, None for the rest.
+    Return the number of bytes in a range of a file; a ``length`` of None means the rest of the file.
 
     Raises:
         UsageError: the range is not within the file.
@@ -904,9 +916,9 @@ def _checked_length(size: int, start: int, length: int | None) -> int:
     return size - start if length is None else min(length, size - start)
 
 
-# Checks, repairs and leases of one file or of many.
+# Checking, repairing and renewing leases of one file or of many.
 
-# What only one kind of transfer needs is imported when the first of that kind begins.
+# Modules that only one kind of transfer needs are imported when the first transfer of that kind begins.
 
 
 class KeepingGrid(FileGrid):
@@ -928,7 +940,7 @@ class KeepingGrid(FileGrid):
             cap: a read cap or verify cap of an immutable file or directory.
             verify: fetch and check every byte of every share.
             add_lease: add or renew leases on the good shares.
-            progress: called with shares verified and found.
+            progress: called with the numbers of shares verified and found.
 
         Raises (through the Deferred):
             CapError: the cap cannot be checked.
@@ -956,17 +968,17 @@ class KeepingGrid(FileGrid):
         ended: Callable[[int, CheckResult | RepairResult | Failure], None] | None = None,
     ) -> Deferred[list[CheckResult | RepairResult | Failure]]:
         """
-        Check many objects as one pipeline, each once; fires with each one's outcome.
+        Check many objects as one pipeline, each once; fires with each object's outcome.
 
-        A thousand healthy objects take a few round trips, since one message asks a server about many. An
-        object that fails does not stop the others.
+        A thousand healthy objects take a few round trips, since one message asks a server about many objects.
+        An object that fails does not stop the others.
 
         Args:
             caps, verify, add_lease: as for ``check``.
             repair: repair objects that are not healthy; the result of the repair is then the outcome.
                 Unrecoverable objects stay as they are.
             bounds: how many objects and bytes are processed at the same time.
-            ended: called with the number of each cap and its outcome, as they end.
+            ended: called with the number of each cap and its outcome as soon as it is known.
         """
         from pipegrid.transfer.upkeep import UpkeepRequest
 
@@ -992,7 +1004,7 @@ class KeepingGrid(FileGrid):
         bounds: UpkeepSettings | None = None,
         ended: Callable[[int, Any], None] | None = None,
     ) -> Deferred[list[Any]]:
-        """Process a request for many objects; see ``check_many`` and ``renew_many``."""
+        """Process one request for many objects; see ``check_many`` and ``renew_many``."""
         from pipegrid.transfer.upkeep import maintain
 
         return self._start(maintain(self._open_upkeep(todo, bounds), caps, ended))
@@ -1022,7 +1034,7 @@ class KeepingGrid(FileGrid):
     @started
     async def lease_releaser(self) -> LeaseReleaser:
         """
-        Return what releases this client's leases early, after asking every server.
+        Return an object that releases this client's leases early, after asking every server.
 
         Raises (through the Deferred):
             ServerError: a server does not answer.
@@ -1036,7 +1048,7 @@ class KeepingGrid(FileGrid):
 
     @property
     def storing_lock(self) -> StoringLock:
-        """The lock between this client's processes that store and the one that releases leases."""
+        """The lock between the processes of this client that store and the process that releases leases."""
         return self._storing
 
     def _keeper(self) -> ObjectUpkeep:
@@ -1047,7 +1059,7 @@ class KeepingGrid(FileGrid):
     @started
     async def renew(self, cap: str | Cap) -> RenewResult:
         """
-        Add or renew a lease on every share of a file, without reading any.
+        Add or renew a lease on every share of a file, without reading the shares.
 
         Args:
             cap: a read cap or verify cap of an immutable file or directory.
@@ -1078,8 +1090,8 @@ class KeepingGrid(FileGrid):
             cap: a read cap or verify cap of an immutable file or directory; or the write cap of a mutable
                 one, whose best version is published again.
             progress: called with acknowledged and total bytes of the new shares.
-            force: also if this destroys a newer unreadable version of a mutable file or another one with
-                the same sequence number, or if a newer version was seen before.
+            force: repair even if this destroys a newer unreadable version of a mutable file or another
+                version with the same sequence number, or if a newer version was seen before.
 
         Raises (through the Deferred):
             CapError: the cap cannot be repaired.
@@ -1102,10 +1114,10 @@ class KeepingGrid(FileGrid):
         return await Repair(self._means, cap, self._download_settings, progress).run()
 
 
-# Mutable files. The work is in ``mutables``, which is imported with the first of them.
+# Mutable files. ``mutables`` does the work; it is imported with the first operation on a mutable file.
 
 
-# What only one kind of transfer needs is imported when the first of that kind begins.
+# Modules that only one kind of transfer needs are imported when the first transfer of that kind begins.
 
 
 class ChangingGrid(FileGrid):
@@ -1127,12 +1139,12 @@ class ChangingGrid(FileGrid):
         Args:
             source: as for ``put``, at most 128 MiB, which are kept in memory. Or a function that is called
                 with the file's write key and returns the content, as a directory with children needs.
-            format: ``"sdmf"`` (one segment) or ``"mdmf"`` (ranges can be changed); by default the
-                configured format.
+            format: ``"sdmf"`` (one segment) or ``"mdmf"`` (ranges can be changed); by default the configured
+                format.
             params: encoding parameters, by default the configured ones; the format sets the segment size.
             progress: called once, when all bytes are stored.
-            private_key: the RSA key (2048 bits, DER, PKCS#1 or PKCS#8), which determines the caps;
-                by default a fresh key.
+            private_key: the RSA key (2048 bits, DER, PKCS#1 or PKCS#8), which determines the caps; by default
+                a fresh key.
 
         Raises (through the Deferred):
             SourceError: the source cannot be read.
@@ -1152,14 +1164,14 @@ class ChangingGrid(FileGrid):
 
         Raises (through the Deferred):
             CapError: the cap does not write.
-            UncoordinatedWriteError: another client wrote at the same time, and its version is in place.
+            UncoordinatedWriteError: another client wrote at the same time, and its version is stored instead.
             NotEnoughSharesError: no version was found, or none can be read.
         """
         return self._start_writing(cap, lambda own, file: own.overwrite(file, source))
 
     def update(self, cap: str | Cap, offset: int, data: bytes) -> Deferred[WriteResult]:
         """
-        Overwrite bytes of a mutable file from an offset on, or append them.
+        Overwrite bytes of a mutable file from an offset on, or append bytes.
 
         For MDMF only the segments with changed bytes are transferred; SDMF is written whole.
         """
@@ -1181,12 +1193,13 @@ class ChangingGrid(FileGrid):
         to the other client's content. Changes requested at the same time are published as one version.
 
         Args:
-            function: returns new bytes for old bytes. It may be called several times, also with content that
-                already has its change. If it raises, the call fails with its error, and nothing is written.
+            function: returns new bytes for old bytes. It may be called several times, even with content that
+                already has its change. If it raises an error, the call fails with this error, and nothing is
+                written.
             merge: returns one content for several versions with the same sequence number; by default the
                 version with the highest root hash is used.
-            remembered: the content as this client last saw it, which need not be read again then. It is
-                compared with the hash of the version that was seen.
+            remembered: the content as this client last saw it, so that it need not be read again. It is used
+                only if its hash is that of the version last seen.
             redo: recognises content that already has the change. It is called with the content that the
                 function was applied to, the function's result, and the current content; it returns the
                 current content, corrected if needed, or None if the function must be applied. Changes that
@@ -1211,9 +1224,11 @@ class ChangingGrid(FileGrid):
 
     def known_content(self, cap: str | Cap) -> bytes | None:
         """
-        Return the content of a mutable file, if this process has written it, or looked ahead at it.
+        Return the content of a mutable file, if this process has written it or fetched it with
+        ``look_ahead``.
 
-        Another client may have changed it meanwhile: the next ``modify`` finds out. No server is queried.
+        Another client may have changed the file meanwhile; the next ``modify`` notices that. No server is
+        queried.
 
         Raises:
             CapError: the cap does not write.
@@ -1235,9 +1250,9 @@ class ChangingGrid(FileGrid):
         return self._start(work())
 
 
-# ``Grid`` joins the parts above: ``StoringGrid``, ``FetchingGrid``, ``KeepingGrid`` and ``ChangingGrid``, all
-# on ``FileGrid``. Cancelling an operation's Deferred releases all that it uses. The transfers themselves are
-# in ``transfer``.
+# ``Grid`` joins the classes above: ``StoringGrid``, ``FetchingGrid``, ``KeepingGrid`` and ``ChangingGrid``,
+# all on ``FileGrid``. Cancelling an operation's Deferred releases everything that the operation uses.
+# ``transfer`` carries out the transfers.
 
 
 class Grid(StoringGrid, FetchingGrid, KeepingGrid, ChangingGrid):

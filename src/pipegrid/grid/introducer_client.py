@@ -48,10 +48,11 @@ class IntroducerStatus:
     The state of one introducer.
 
     Attributes:
-        address: its fURL and name.
+        name: the introducer's name in the user's file.
+        address: the address in the introducer's fURL.
         connected: whether the client is connected and subscribed now.
-        reason: why it is not connected.
-        servers: how many servers it has announced since the grid was opened.
+        reason: why the client is not connected.
+        servers: how many servers the introducer has announced since the grid was opened.
     """
 
     name: str
@@ -69,7 +70,8 @@ class IntroducerCallbacks:
     Attributes:
         on_announcement: called with every new announcement.
         warn: called with a sentence for every skipped announcement.
-        verdict: called when the introducer's state changes: it responded, failed, or was disconnected.
+        verdict: called when the introducer's state changes: the introducer responded or failed, or its
+            connection was lost.
     """
 
     on_announcement: Callable[[Announcement], None]
@@ -82,9 +84,9 @@ class IntroducerClient:
     Receives the announcements of one introducer.
 
     Args:
-        records: decides which announcements are new; several introducers may share it.
-        most_servers: the introducer's part of the records, so that it cannot displace other introducers'
-            servers.
+        records: decides which announcements are new; the clients of several introducers may share it.
+        most_servers: the most servers of this introducer in the records, so that they cannot displace servers
+            of other introducers.
     """
 
     def __init__(
@@ -125,7 +127,7 @@ class IntroducerClient:
 
     @property
     def status(self) -> IntroducerStatus:
-        """Whether the client is connected, why not, and how many servers were announced."""
+        """Whether the client is connected, if not why, and how many servers the introducer announced."""
         return IntroducerStatus(
             self.address.name,
             self.address.furl.address,
@@ -136,7 +138,7 @@ class IntroducerClient:
 
     @property
     def is_full(self) -> bool:
-        """Whether the introducer has announced as many servers as the client keeps for it."""
+        """Whether the client keeps no further servers of this introducer."""
         return len(self._counted) >= self._most_servers
 
     def remember(self, announcement: Announcement) -> bool:
@@ -147,11 +149,11 @@ class IntroducerClient:
         return self._records.remember(announcement)
 
     def start(self) -> None:
-        """Connect and receive announcements until stopped."""
+        """Connect, and receive announcements until ``stop`` is called."""
         self._reconnecting.start()
 
     def stop(self) -> None:
-        """Unsubscribe for good, since the grid is closed."""
+        """Unsubscribe and do not reconnect; called when the grid is closed."""
         self._connected = False
         self._reason = "the grid is closed"
         self._reconnecting.stop()
@@ -192,7 +194,10 @@ class IntroducerClient:
 
     def _hear(self, announcement: Announcement) -> bool:
         """
-        Return whether an announcement is new and of a storage server; raises ValueError if it is not valid.
+        Record an announcement; returns whether it is new and of a storage server.
+
+        Raises:
+            ValueError: the announcement is not valid, or the introducer has too many servers.
         """
         server_id = announcement.server_id
         is_storage = announcement.fields.get("service-name") == STORAGE
@@ -207,7 +212,7 @@ class IntroducerClient:
         return on_announcement
 
     def _skip(self, signed: object, why: str) -> None:
-        # Every reconnection repeats the announcements; report each only once.
+        # The introducer repeats its announcements after every reconnection; warn of each only once.
         who = signer(signed)
         if (who, why) in self._skipped or len(self._skipped) > MAX_WARNINGS:
             return

@@ -1,10 +1,10 @@
 """
-Finding servers through introducers while the grid runs, and the cache of each introducer's announcements.
+Finds servers through introducers while the grid runs, and caches each introducer's announcements.
 
-Announcements are cached, so that the grid is usable at once, and while introducers are down. A restarted
-introducer knows no servers until they announce themselves again, some after an hour; so a server that is no
-longer announced stays in the cache for a day. An operation starts as soon as enough servers are known; if the
-cache has too few, it waits until each introducer has responded or failed.
+With the cache, the grid is usable at once, and while introducers are down. A restarted introducer knows no
+servers until they announce themselves again, some only after an hour; so a server that is no longer announced
+stays in the cache for a day. An operation starts as soon as enough servers are known. If the cache has too
+few, the operation waits until each introducer has responded or failed.
 """
 
 from __future__ import annotations
@@ -42,24 +42,26 @@ from pipegrid.wire.introducer_protocol import Connect
 # is down.
 #
 # The file is a list of ``ann`` and ``key_s``, in Tahoe-LAFS's format; in a Tahoe-LAFS directory, the node's
-# own cache is read. A server that the introducer no longer announces also has ``missing_since``. The file is
-# written as JSON, one line for each server: JSON is YAML, and is parsed a hundred times faster. If the file
-# cannot be used, the client warns and continues without a cache.
+# own cache is read as well. A server that the introducer no longer announces also has ``missing_since``. The
+# file is written as JSON, which is also YAML but is parsed a hundred times faster, with one line for each
+# server. If the file cannot be used, the client warns and continues without a cache.
 
 
 def cache_name(introducer: str) -> str:
-    """Return the name of an introducer's cache file; each introducer name gives a different file name."""
+    """Return the name of an introducer's cache file; different introducers have different file names."""
     return cache_names(introducer)[0]
 
 
 def cache_names(introducer: str) -> list[str]:
     """
-    Return the possible names of an introducer's cache file: today's first, then those of earlier versions.
+    Return the possible names of an introducer's cache file: the current name first, then those of earlier
+    versions.
     """
     plain = "".join(c if (c.isalnum() and c.isascii()) or c in "-_." else "_" for c in introducer)
     names = [plain[:100]]
     if names[0] != introducer:
-        # Replacing characters makes names collide (a Cyrillic name keeps only its length), so add a hash.
+        # Without a hash, replaced characters would make names equal (of a Cyrillic name only the length would
+        # remain).
         digest = hashlib.sha256(introducer.encode("utf-8", "replace")).hexdigest()
         names.insert(0, f"{names[0]}-{digest[:16]}")
     return [f"introducer_{each}_cache.yaml" for each in names]
@@ -88,7 +90,7 @@ def _announcement(entry: Any) -> Announcement | None:
     if not isinstance(entry, dict):
         return None
     server_id, fields = entry.get("key_s"), entry.get("ann")
-    if isinstance(server_id, bytes):  # as some versions of Tahoe-LAFS wrote it
+    if isinstance(server_id, bytes):  # some versions of Tahoe-LAFS wrote this
         server_id = server_id.decode("ascii", "replace")
     if not isinstance(server_id, str) or len(server_id) > MAX_ID_CHARACTERS:
         return None
@@ -117,15 +119,19 @@ def write_cache(path: Path, announcements: Iterable[Announcement]) -> None:
 
 
 PATIENCE_S = 15.0
-"""How long an operation waits for introducers if too few servers are cached."""
+"""The longest wait of an operation for introducers if too few servers are cached."""
 GRACE_S = 2.0
-"""How long it waits after the introducers have responded: servers may be announcing themselves."""
+"""
+How long an operation waits after all introducers have responded or failed, since servers may be announcing
+themselves.
+"""
 FORGET_AFTER_S = 24 * 3600.0
-"""How long a server stays cached that its introducer no longer announces, while it announces others."""
+"""How long a server stays cached although its introducer responds and no longer announces it."""
 _WRITE_AFTER_S = 1.0
 _WRITE_AGAIN_AFTER_S = 30.0
 """
-The shortest time between two writes of a cache: each writes the whole file, and announcements may not end.
+The shortest time between two writes of the caches. Each write replaces whole files, and introducers may send
+announcements without end.
 """
 
 log = Logger()
@@ -134,13 +140,13 @@ log = Logger()
 @attrs.frozen
 class DiscoverySettings:
     """
-    The introducers of a client, and what the client keeps of their announcements.
+    The introducers of a client, and how their announcements are stored.
 
     Attributes:
         addresses: the introducers.
         caches: directories with cached announcements; only the first is written. May be empty.
         nickname: the name that the client gives to introducers.
-        managers: the grid managers whose certificates are kept.
+        managers: the grid managers; of the certificates in announcements, only theirs are stored.
     """
 
     addresses: Sequence[IntroducerAddress]
@@ -156,7 +162,8 @@ class Discovery:
     Args:
         connect: makes connections: a tub's ``getReference``.
         found: called with every server, and again when its address changes.
-        warn: called with a sentence for everything that is skipped or unreachable.
+        warn: called with a sentence for each skipped announcement, unreachable introducer, and cache that
+            cannot be used.
         now: returns the current time, which is stored in the cache.
     """
 
@@ -176,12 +183,13 @@ class Discovery:
         self._warn = warn
         self._records = AnnouncementRecords(managers=settings.managers)
         self._waiting: Waiters[None] = Waiters()
-        # In the next turn: a caller that wakes may stop the very client that is calling us.
+        # Wake waiting callers in the next reactor turn: they may stop the introducer client that is calling
+        # this object.
         self._waking = Timer(clock, self._wake)
         self._writing = Timer(clock, self._write)
         self._write_after_s = _WRITE_AFTER_S
         self._remembered: dict[str, dict[str, float | None]] = {}
-        """For each introducer, the cached servers, and the time since which it has not announced them."""
+        """By introducer: the ids of cached servers, each with the time since when it was not announced."""
         callbacks = IntroducerCallbacks(self._on_announcement, warn, self._verdict)
         self.clients = [
             IntroducerClient(
@@ -207,14 +215,14 @@ class Discovery:
         return [client.status for client in self.clients]
 
     def start(self) -> None:
-        """Read the cache and subscribe to the introducers."""
+        """Read the caches and subscribe to the introducers."""
         for client in self.clients:
             self._remember(client)
         for client in self.clients:
             client.start()
 
     def stop(self) -> None:
-        """Unsubscribe and write the cache."""
+        """Unsubscribe and write the caches."""
         if self._writing.is_set:
             self._writing.stop()
             self._write()
@@ -224,7 +232,10 @@ class Discovery:
         self._wake()
 
     async def wait(self, enough: Callable[[], bool] = lambda: False) -> None:
-        """Return when there are enough servers, or when no more can be expected."""
+        """
+        Return when there are enough servers, when introducers are unlikely to announce more, or after the
+        time limit.
+        """
         deadline = self._clock.seconds() + PATIENCE_S
         settled = False
         while not enough():
@@ -304,14 +315,14 @@ class Discovery:
 
     def _worth_keeping(self, client: IntroducerClient) -> list[Announcement]:
         """
-        Return the servers of an introducer to cache: the announced ones, and those that may be announced
+        Return the servers of an introducer to cache: the announced ones, and those that it may announce
         again.
         """
         now_s = self._now()
         known = self._records.announcements
         earlier = self._remembered.get(client.address.name, {})
         if client.is_full or len(known) >= self._records.limit:
-            earlier = {}  # stale servers would displace new ones
+            earlier = {}  # missing servers would displace announced ones
         found = []
         for each in known:
             if each.server_id in client.announced:

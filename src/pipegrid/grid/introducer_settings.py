@@ -1,4 +1,4 @@
-"""The introducer's settings in a node's directory, which Tahoe-LAFS can run as well."""
+"""The settings of an introducer in a node's directory, which Tahoe-LAFS can run as well."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from pipegrid.grid.tor_socks_settings import FALSE, TRUE
 from pipegrid.server.identity import FURL_NAME, INTRODUCER_FURL_NAME, load_furl, unusable
 from pipegrid.server.serve import endpoint_text
 
-# ``tahoe.cfg`` has ``[node] tub.port``, ``tub.location`` and ``web.port``. A directory without it gets one,
-# and ``tahoe-introducer.tac``, by which ``tahoe run`` knows what kind of node it is.
+# ``tahoe.cfg`` has ``[node] tub.port``, ``tub.location`` and ``web.port``. A directory without this file gets
+# one, and also ``tahoe-introducer.tac``, from which ``tahoe run`` learns that the node is an introducer.
 #
-# An introducer has a directory of its own: with the key of a storage server it would be the same tub, and
-# clients keep one connection to each tub.
+# An introducer and a storage server cannot use the same directory: with the same key they would be the same
+# tub, and clients keep one connection to each tub.
 
 TAC_NAME = "tahoe-introducer.tac"
 _SECTIONS = ("node", "connections", "tor", "i2p")
@@ -46,7 +46,7 @@ _UNSUPPORTED_ENDPOINT = re.compile(r"(listen:)?(tor|i2p)\b")
 _ANY_PORT = re.compile(r"tcp:(port=)?0(?=:|\Z)")
 _NO_PAGE = ("", "0", "none")
 
-# Settings about privacy that only clients and storage servers follow: the values that an introducer permits.
+# Privacy settings that an introducer cannot follow, each with the values that are permitted and the reason.
 _PERMITTED = (
     ("node", "reveal-IP-address", ("", *TRUE), "an introducer's location reveals the IP address"),
     ("connections", "tcp", ("", "tcp"), "an introducer is reached over TCP"),
@@ -61,7 +61,7 @@ class IntroducerDirectory:
 
     Attributes:
         settings: fields of ``IntroducerSettings`` by name; only those that the directory sets.
-        is_new: whether it has no ``tahoe.cfg`` yet.
+        is_new: whether the directory has no ``tahoe.cfg`` yet.
         warnings: a sentence for each setting that is not followed.
     """
 
@@ -71,7 +71,7 @@ class IntroducerDirectory:
 
 
 def usual_directory() -> Path:
-    """Return the directory of the user's introducer; raises as ``default_directory`` does."""
+    """Return the default directory of the user's introducer; raises the errors of ``default_directory``."""
     own = default_directory()
     return own.with_name(f"{own.name}-introducer")
 
@@ -81,7 +81,7 @@ def load(directory: Path) -> IntroducerDirectory:
     Return the introducer's settings in a directory.
 
     Raises:
-        UsageError: it is another node's directory, a file cannot be parsed, or a setting cannot be followed.
+        UsageError: the directory is another node's, a file cannot be parsed, or a setting cannot be followed.
     """
     for name in _OTHER_NODES:
         if (directory / name).exists():
@@ -119,8 +119,8 @@ def keep(
     Write the settings of a new directory, so that the introducer has the same address at its next start.
 
     Args:
-        port, status: the endpoints, as they were given.
-        listening: the address of the port.
+        port, status: the endpoints of the introducer and of its status page, as the user gave them.
+        listening: the address on which the introducer listens.
         hints: where clients find the introducer.
 
     Raises:
@@ -144,10 +144,10 @@ def keep(
 
 def _check_privacy(parser: SettingsFile) -> None:
     """
-    Check the settings that an introducer cannot follow.
+    Check the privacy settings that an introducer cannot follow.
 
     Raises:
-        RefusedSetting: one has another value than the permitted.
+        RefusedSetting: one of these settings has a value that is not permitted.
     """
     for section, option, permitted, why in _PERMITTED:
         text = parser.get(section, option, fallback="").strip()
@@ -174,10 +174,10 @@ def configured_port(parser: SettingsFile, node: str) -> str:
     Return ``tub.port``; empty: Tahoe-LAFS has chosen a port (``detected_port``).
 
     Args:
-        node: what runs in the directory, for errors.
+        node: the kind of node in the directory, for errors.
 
     Raises:
-        UsageError: it listens nowhere.
+        UsageError: the port is disabled.
     """
     text = _text(parser, "tub.port")
     if text == "disabled":
@@ -186,14 +186,16 @@ def configured_port(parser: SettingsFile, node: str) -> str:
 
 
 def detected_port(directory: Path) -> str | None:
-    """Return the port that Tahoe-LAFS has chosen, and written to a file."""
+    """
+    Return the port that Tahoe-LAFS has chosen and written to ``client.port``; None if there is no such file.
+    """
     path = directory / "client.port"
     data = read_bounded(path)
     return None if data is None else decode_text(data, str(path)).strip() or None
 
 
 def is_unsupported(port: str) -> bool:
-    """Return whether one of the endpoints of a ``tub.port`` is not listened on here."""
+    """Return whether a ``tub.port`` has a Tor or I2P endpoint, on which this program does not listen."""
     return any(_UNSUPPORTED_ENDPOINT.match(each.strip()) for each in port.split(","))
 
 
@@ -202,10 +204,10 @@ def configured_location(parser: SettingsFile, node: str) -> str | None:
     Return ``tub.location``; None: Tahoe-LAFS has detected the addresses (``detected_location``).
 
     Args:
-        node: what runs in the directory, for errors.
+        node: the kind of node in the directory, for errors.
 
     Raises:
-        UsageError: it has no address.
+        UsageError: the location is disabled.
     """
     hints = [each.strip() for each in _text(parser, "tub.location").split(",")]
     hints = [each for each in hints if each]
@@ -217,13 +219,16 @@ def configured_location(parser: SettingsFile, node: str) -> str | None:
 
 
 def detected_location(directory: Path, furl_name: str) -> str | None:
-    """Return the addresses that Tahoe-LAFS has detected, which are in the node's fURL."""
+    """Return the addresses that Tahoe-LAFS has detected, from the node's fURL; None if the fURL has none."""
     known = load_furl(directory, furl_name)
     return None if known is None or not known.hints else ",".join(known.hints)
 
 
 def _move_old_furl(directory: Path) -> None:
-    """Move the fURL to where Tahoe-LAFS has kept it since 1.10, as Tahoe-LAFS does."""
+    """
+    Move the fURL to the place where Tahoe-LAFS has kept it since version 1.10; Tahoe-LAFS moves it in the
+    same way.
+    """
     old, new = directory / _OLD_FURL, directory / "private" / INTRODUCER_FURL_NAME
     if not old.exists():
         return

@@ -1,4 +1,4 @@
-"""The messages of an invitation to a grid, with their bounds."""
+"""The messages of an invitation to a grid, and the limits on their content."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from pipegrid.wire import server_address
 from pipegrid.wire.announcements import BUNDLES, FURL, NURLS, SEED, KnownServer, describe, printable
 from pipegrid.wire.grid_manager_certificates import CERTIFICATES, ManagerKey, parse_manager_key
 
-# The messages are those of Tahoe-LAFS's ``tahoe invite`` and ``tahoe create-client --join``; an end that
-# also has the ability ``pipegrid-v1`` sends and reads more. All are JSON objects:
+# The messages are those of Tahoe-LAFS's ``tahoe invite`` and ``tahoe create-client --join``. An end that also
+# has the ability ``pipegrid-v1`` sends and reads more fields and messages. All messages are JSON objects:
 #
 #     inviter -> joiner    {"abilities": {"server-v1": {}, "pipegrid-v1": {}}}
 #     joiner -> inviter    {"abilities": {"client-v1": {}, "pipegrid-v1": {}}}
@@ -29,17 +29,18 @@ from pipegrid.wire.grid_manager_certificates import CERTIFICATES, ManagerKey, pa
 #                           "pipegrid": {"servers": {ID: {"ann": {...}}}, "introducers": {NAME: FURL},
 #                                        "managers": {NAME: KEY}, "caps": {ALIAS: CAP}}}
 #
-# With Tahoe-LAFS at either end that is all. Otherwise the joiner then says whether it has joined, and a
-# storage server that wants to be added to the inviter's list says what it is; the inviter answers:
+# If either end is Tahoe-LAFS, no more messages follow. Otherwise the joiner then reports whether it has
+# joined. If its directory has a storage server that wants to be added to the inviter's list, the joiner also
+# describes this server, and the inviter answers:
 #
 #     joiner -> inviter    {"joined": true, "servers": {ID: {"ann": {...}}}}
 #     inviter -> joiner    {"added": true, "shares-needed": 1, "shares-total": 3, "shares-happy": 2}
 #
 # Each end treats the other as hostile: sizes, counts, names and caps are checked before anything is written,
-# unknown fields are ignored, and an object that makes no sense is refused as a whole.
+# unknown fields are ignored, and a malformed object is refused as a whole.
 
 APP_ID = "tahoe-lafs.org/invite"
-"""What a relay calls this kind of exchange; both programs must say the same."""
+"""The name of this kind of exchange on a relay; both programs must use the same."""
 
 MAX_MESSAGE_BYTES = 256 << 10
 MAX_SERVERS = 256
@@ -54,7 +55,7 @@ _CODE = re.compile(r"[0-9]{1,9}-\S{1,100}\Z")
 INVITER, CLIENT, OURS = "server-v1", "client-v1", "pipegrid-v1"
 
 DEFAULT_NUMBERS = (3, 10, 7)
-"""Shares needed, made, and on different servers, where an invitation says nothing."""
+"""Needed shares, total shares and servers of happiness if an invitation does not name them."""
 
 
 def checked_code(text: str) -> str:
@@ -62,7 +63,7 @@ def checked_code(text: str) -> str:
     Return an invitation's code; spaces between its words become hyphens.
 
     Raises:
-        UsageError: it is not a code.
+        UsageError: the text is not a code.
     """
     code = "-".join(text.split())
     if _CODE.match(code) is None:
@@ -74,15 +75,15 @@ def checked_code(text: str) -> str:
 
 def checked_relay(url: str) -> str:
     """
-    Return a relay's address.
+    Return a relay's address if it is valid.
 
     Raises:
-        UsageError: it is not one.
+        UsageError: the text is not a relay's address.
     """
     try:
         parts = urlsplit(url)
         is_good = parts.scheme in ("ws", "wss") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number
+    except ValueError:  # the port is not a number
         is_good = False
     if not is_good or not url.isascii() or not url.isprintable() or len(url) > 1000:
         raise UsageError(
@@ -94,7 +95,7 @@ def checked_relay(url: str) -> str:
 @attrs.frozen
 class GridNumbers:
     """
-    How files are encoded on a grid.
+    The encoding parameters of a grid.
 
     Attributes:
         params: needed and total shares.
@@ -105,7 +106,7 @@ class GridNumbers:
     happy: int
 
     def fields(self) -> dict[str, int]:
-        """Return them as they are sent."""
+        """Return the numbers as the fields of a message."""
         return {
             "shares-needed": self.params.required_shares,
             "shares-total": self.params.total_shares,
@@ -116,15 +117,15 @@ class GridNumbers:
 @attrs.frozen
 class Invitation:
     """
-    All that a new member of a grid is given.
+    All that a new member of a grid receives.
 
     Attributes:
         numbers: the grid's encoding parameters.
-        servers: those that the inviter lists itself.
-        introducers: name further servers.
-        caps: of directories, by the name that the inviter has for each; the names are not checked yet.
-        managers: of the grid; if there are any, only servers with their certificates get shares.
-        nickname: for the new client, or empty.
+        servers: the servers in the inviter's own list.
+        introducers: introducers, which name further servers.
+        caps: caps of directories, by the inviter's names for them; the names are not checked yet.
+        managers: the grid managers; if there are any, only servers with their certificates get shares.
+        nickname: the nickname of the new client, or empty.
         skipped: a sentence for each part that this version cannot use.
     """
 
@@ -137,19 +138,19 @@ class Invitation:
     skipped: tuple[str, ...] = ()
 
     def with_server(self, server: KnownServer, numbers: GridNumbers) -> Invitation:
-        """Return it with one server more, and the encoding parameters that follow from that."""
+        """Return the invitation with one more server, and with the inviter's new encoding parameters."""
         return attrs.evolve(self, servers=(*self.servers, server), numbers=numbers)
 
     def with_nickname(self, nickname: str) -> Invitation:
-        """Return it for a client of another nickname."""
+        """Return the invitation with another nickname for the new client."""
         return attrs.evolve(self, nickname=nickname)
 
     def as_message(self) -> bytes:
         """
-        Return the message.
+        Return the invitation as the message that a joiner reads.
 
         Raises:
-            UsageError: it is larger than a joiner accepts.
+            UsageError: the message is larger than a joiner accepts.
         """
         fields: dict[str, Any] = dict(self.numbers.fields())
         if self.introducers:
@@ -174,10 +175,11 @@ class Invitation:
 
 def parse_invitation(data: bytes) -> Invitation:
     """
-    Return what an inviter offers.
+    Return the invitation in an inviter's message.
 
     Raises:
-        InvitationError: the message makes no sense, or offers no way to any server.
+        InvitationError: the message makes no sense, or names neither servers nor introducers that can be
+            used.
     """
     fields = _object(data, "the invitation")
     more = fields.get("pipegrid", {})
@@ -203,7 +205,7 @@ def parse_invitation(data: bytes) -> Invitation:
 
 
 def abilities_message(*abilities: str) -> bytes:
-    """Return the first message of an end: what it is able to do."""
+    """Return the first message of an end, which lists its abilities."""
     return json.dumps({"abilities": {each: {} for each in abilities}}).encode("ascii")
 
 
@@ -212,10 +214,11 @@ def is_ours(data: bytes, needed: str) -> bool:
     Return whether the other end is PipeGrid.
 
     Args:
-        needed: the ability that either program has at the other end.
+        data: the first message of the other end.
+        needed: the ability of the other end, which both PipeGrid and Tahoe-LAFS have.
 
     Raises:
-        InvitationError: it is neither.
+        InvitationError: the other end does not have this ability.
     """
     abilities = _object(data, "the other end").get("abilities")
     if not isinstance(abilities, dict) or needed not in abilities:
@@ -229,18 +232,18 @@ def is_ours(data: bytes, needed: str) -> bool:
 @attrs.frozen
 class JoinReply:
     """
-    What a joiner answers.
+    The answer of a joiner.
 
     Attributes:
-        joined: whether it took the invitation.
-        server: its storage server, to be added to the inviter's list; None: it has none to add.
+        joined: whether the joiner has accepted the invitation.
+        server: the joiner's storage server, to be added to the inviter's list; None if there is none to add.
     """
 
     joined: bool
     server: KnownServer | None = None
 
     def as_message(self) -> bytes:
-        """Return the message that the inviter reads."""
+        """Return the answer as the message that the inviter reads."""
         fields: dict[str, Any] = {"joined": self.joined}
         if self.server is not None:
             fields["servers"] = entries_of([self.server])
@@ -252,7 +255,7 @@ def parse_join_reply(data: bytes) -> JoinReply:
     Return a joiner's answer.
 
     Raises:
-        InvitationError: it makes no sense, or offers more than one server.
+        InvitationError: the answer makes no sense, or offers more than one server.
     """
     fields = _object(data, "the answer")
     servers, skipped = _servers(fields.get("servers", {}), "the answer")
@@ -264,10 +267,10 @@ def parse_join_reply(data: bytes) -> JoinReply:
 @attrs.frozen
 class AddReply:
     """
-    What an inviter answers to a server that wants to be added.
+    The inviter's answer to a server that wants to be added.
 
     Attributes:
-        added: whether it was.
+        added: whether the server was added.
         numbers: the inviter's encoding parameters from now on.
     """
 
@@ -275,7 +278,7 @@ class AddReply:
     numbers: GridNumbers
 
     def as_message(self) -> bytes:
-        """Return the message that the joiner reads."""
+        """Return the answer as the message that the joiner reads."""
         return json.dumps({"added": self.added, **self.numbers.fields()}).encode("ascii")
 
 
@@ -284,19 +287,22 @@ def parse_add_reply(data: bytes) -> AddReply:
     Return an inviter's answer.
 
     Raises:
-        InvitationError: it makes no sense.
+        InvitationError: the answer makes no sense.
     """
     fields = _object(data, "the answer")
     return AddReply(fields.get("added") is True, _numbers(fields, "the answer"))
 
 
 def entries_of(servers: Iterable[KnownServer]) -> dict[str, dict[str, Any]]:
-    """Return servers as the entries of a ``servers.yaml``, by their ids."""
+    """Return servers as the entries of a ``servers.yaml``, by server id."""
     return {each.identity.server_id: {"ann": _announced(each)} for each in servers}
 
 
 def _announced(server: KnownServer) -> dict[str, Any]:
-    """Return all that a client needs to know of a server, whichever file or introducer it came from."""
+    """
+    Return the announcement of a server: all that a client must know of it, from whichever file or introducer
+    it came.
+    """
     fields: dict[str, Any] = {"nickname": server.identity.nickname}
     nurls = [server.nurl, *server.other_nurls] if server.nurl is not None else []
     if nurls:
@@ -312,7 +318,9 @@ def _announced(server: KnownServer) -> dict[str, Any]:
 
 
 def _object(data: bytes, what: str) -> dict[str, Any]:
-    """Return a JSON object; the numbers in it are bounded, since long ones take quadratic time."""
+    """
+    Return the JSON object in a message. Long numbers are refused, since parsing them takes quadratic time.
+    """
     if len(data) > MAX_MESSAGE_BYTES:
         raise InvitationError(
             f"{what} has {len(data)} bytes, and {MAX_MESSAGE_BYTES} are allowed; ask for a smaller one"
@@ -349,7 +357,7 @@ def _map(value: object, what: str, most: int) -> dict[str, Any]:
 
 
 def _numbers(fields: Mapping[str, Any], what: str) -> GridNumbers:
-    """Return the encoding parameters; Tahoe-LAFS sends them as texts, or as null."""
+    """Return the encoding parameters in a message; Tahoe-LAFS sends them as texts or null."""
     numbers = []
     names = ("shares-needed", "shares-total", "shares-happy")
     for name, default in zip(names, DEFAULT_NUMBERS, strict=True):
@@ -373,7 +381,7 @@ def _numbers(fields: Mapping[str, Any], what: str) -> GridNumbers:
 
 
 def _servers(value: object, what: str) -> tuple[tuple[KnownServer, ...], tuple[str, ...]]:
-    """Return the servers that can be used, and a sentence for each that cannot."""
+    """Return the servers that can be used, and a sentence for each of the others."""
     found: list[KnownServer] = []
     skipped = []
     for server_id, entry in _map(value, what, MAX_SERVERS).items():

@@ -1,5 +1,6 @@
 """
-A client's directory as a member of a grid: what it can invite others to, and what an invitation makes of it.
+Invites others to the grid of a client's directory, and creates or extends a client's directory from an
+invitation.
 """
 
 from __future__ import annotations
@@ -44,18 +45,17 @@ from pipegrid.server import identity
 from pipegrid.wire.announcements import SEED, KnownServer, describe
 from pipegrid.wire.server_address import Furl
 
-# A grid without an introducer is a list of servers at each member. ``invitation_of`` takes the list from a
-# directory, ``create_member`` makes a directory of an invitation, and ``add_servers`` adds to an existing
-# list. Nothing that exists is replaced: servers are added, the numbers of an upload follow only while they
-# are those that were suggested for the previous number of servers, and every file is written at the end and
-# as a whole.
+# In a grid without an introducer, each member has a list of servers. ``invitation_of`` takes the list from a
+# directory, ``create_member`` makes a directory from an invitation, and ``add_servers`` adds servers to an
+# existing list. Existing entries are never replaced. The encoding parameters change with the number of
+# servers, but only while they are the suggested ones. Each file is written as a whole, after all checks.
 #
-# A directory in which ``pipegrid serve`` runs is a member with its own server.
+# A directory in which ``pipegrid serve`` runs is a member that has a server.
 
 MEMBERS = "members"
-"""The name of the introducer that a member's server runs."""
+"""The name, in a client's list, of the introducer that a member's server runs."""
 
-# What a directory invites others to.
+# Making an invitation from a directory.
 
 
 def invitation_of(directory: Path, caps: Mapping[str, DirectoryCap] | None = None) -> Invitation:
@@ -63,7 +63,8 @@ def invitation_of(directory: Path, caps: Mapping[str, DirectoryCap] | None = Non
     Return an invitation to the grid of a client's directory.
 
     Raises:
-        UsageError: it is not configured, or its servers are storage directories that no one else reaches.
+        UsageError: the directory is not configured, or its servers are storage directories that other clients
+            cannot reach.
     """
     config = load(directory)
     if config.local is not None:
@@ -94,7 +95,7 @@ def numbers_of(config: GridConfig) -> GridNumbers:
 
 def own_server(directory: Path) -> KnownServer | None:
     """
-    Return the storage server that runs, or ran, in a directory; None if there was none.
+    Return the storage server that runs, or has run, in a directory; None if there was none.
 
     Raises:
         UsageError: the server's files are damaged.
@@ -113,14 +114,14 @@ def server_at(
     announced: tuple[str, bytes] | None = None,
 ) -> KnownServer:
     """
-    Return the server with these addresses.
+    Return the server with the given addresses.
 
     Args:
-        announced: the id and the permutation seed under which introducers list it, so that it is the same
-            server in a list; None: it has the id that 'pipegrid init' gives it.
+        announced: the id and the permutation seed under which introducers list the server, so that a list has
+            it only once; None: the id that 'pipegrid init' would give the server.
 
     Raises:
-        UsageError: one of them is not an address.
+        UsageError: one of the addresses is not valid.
     """
     addresses = [("the server's address", text) for text in (*nurls, str(furl))]
     ((server_id, entry),) = servers_of(addresses)["storage"].items()
@@ -133,17 +134,17 @@ def server_at(
 
 def own_introducer(directory: Path) -> tuple[IntroducerAddress, ...]:
     """
-    Return the introducer that the storage server of a directory runs for those who are invited from it.
+    Return the introducer that a directory's storage server runs for invited members; empty if it runs none.
 
     Raises:
-        UsageError: its file is damaged.
+        UsageError: the introducer's file is damaged.
     """
     furl = identity.load_furl(directory, identity.MEMBERS_FURL_NAME)
     return () if furl is None or not furl.has_address else (IntroducerAddress(MEMBERS, furl),)
 
 
 def is_of_members(invitation: Invitation) -> bool:
-    """Return whether all introducers of an invitation run at servers that it lists."""
+    """Return whether an invitation has introducers, and all of them run at servers that it lists."""
     return bool(invitation.introducers) and client_creation.runs_at(
         invitation.introducers, invitation.servers
     )
@@ -151,7 +152,8 @@ def is_of_members(invitation: Invitation) -> bool:
 
 def include_own_server(directory: Path) -> str | None:
     """
-    Make a directory in which a server runs a client of a grid with this server.
+    Add the server of a directory to the directory's grid; if the directory is not configured, make it a
+    client of a new grid with this server.
 
     Returns:
         a sentence for the user if something was changed.
@@ -183,7 +185,10 @@ def include_own_server(directory: Path) -> str | None:
 
 def add_introducers(directory: Path, introducers: Sequence[IntroducerAddress]) -> bool:
     """
-    Make the introducers of its members those of a directory that has none; returns whether it has them now.
+    Write introducers into a directory that has none, if all of them run at the directory's listed servers.
+
+    Returns:
+        whether they were written.
 
     Raises:
         UsageError, SinkError: the file cannot be written.
@@ -199,7 +204,7 @@ def add_introducers(directory: Path, introducers: Sequence[IntroducerAddress]) -
 
 
 def unreachable_servers(servers: Iterable[KnownServer]) -> list[str]:
-    """Return the addresses of servers that only this machine reaches."""
+    """Return the addresses of servers that can be reached only from this machine."""
     return [
         f"{each.nurl.host}:{each.nurl.port}"
         for each in servers
@@ -214,7 +219,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-# What an invitation makes of a directory.
+# Creating or extending a directory from an invitation.
 
 
 def check_can_join(directory: Path) -> None:
@@ -222,7 +227,7 @@ def check_can_join(directory: Path) -> None:
     Check, before a code is used, that a grid can be configured in a directory.
 
     Raises:
-        UsageError: it is a Tahoe-LAFS node's, or has files of another grid.
+        UsageError: the directory is a Tahoe-LAFS node's, or has files of another grid.
     """
     if is_configured(directory):
         if not (directory / CONFIG_NAME).exists():
@@ -240,7 +245,10 @@ def check_can_join(directory: Path) -> None:
 
 
 def is_same_grid(config: GridConfig, invitation: Invitation) -> bool:
-    """Return whether an invitation leads to the grid that a directory uses: both name one server."""
+    """
+    Return whether an invitation and a directory's settings name a server or an introducer in common, so that
+    both mean the same grid.
+    """
     ours = _keys(config.static.servers) | {
         (each.furl.tub_id, each.furl.swissnum) for each in config.introducers.addresses
     }
@@ -259,15 +267,15 @@ def create_member(
     moved: Callable[[Path], None] | None = None,
 ) -> GridConfig:
     """
-    Make a directory that of a client of an invitation's grid, and return its settings.
+    Make a directory a client's directory of an invitation's grid, and return its settings.
 
-    A new directory appears as a whole, at the end. In a server's directory the settings are written last,
-    and what was made before an error is removed.
+    A new directory gets its name only when it is complete. In a server's directory the settings are written
+    last, and files made before an error are removed.
 
     Args:
-        aliases: the text of its aliases.
+        aliases: the text of the new directory's file of aliases.
         preferences: further settings; grid managers and nickname are the invitation's.
-        moved: as in ``creation.create_client``.
+        moved: as for ``client_creation.create_client``.
 
     Raises:
         UsageError: the directory is configured, or cannot be written.
@@ -312,7 +320,7 @@ def _appear(
     directory = directory.absolute()
     hidden = directory.with_name(f".{directory.name}.{os.getpid()}.joining")
     try:
-        shutil.rmtree(hidden, ignore_errors=True)  # of an interrupted attempt
+        shutil.rmtree(hidden, ignore_errors=True)  # left by an interrupted attempt
         create(hidden)
         if moved is not None:
             moved(client_creation.move_aside(directory))
@@ -330,13 +338,13 @@ def _appear(
 
 def add_servers(directory: Path, servers: Sequence[KnownServer]) -> list[KnownServer]:
     """
-    Add servers to the list of a client's directory; returns those that are new.
+    Add servers to the list of a client's directory; returns the servers that were not listed.
 
-    If the numbers of an upload are those suggested for the previous number of servers, they become those
-    suggested for the new one.
+    If the encoding parameters are those suggested for the previous number of servers, they become those
+    suggested for the new number.
 
     Raises:
-        UsageError: the directory is not a client's of ours, or its list has a form that cannot be added to.
+        UsageError: the directory is a Tahoe-LAFS node's, or servers cannot be added to the form of its list.
         SinkError: the disk is full.
     """
     before = load(directory)
@@ -361,7 +369,9 @@ def add_servers(directory: Path, servers: Sequence[KnownServer]) -> list[KnownSe
 
 
 def _keys(servers: Iterable[KnownServer]) -> set[tuple[bytes, str]]:
-    """Return what identifies servers wherever they are: the hashes of their keys, and their secrets."""
+    """
+    Return the key hash and the secret of each address of the servers; they identify a server in any list.
+    """
     found: set[tuple[bytes, str]] = set()
     for each in servers:
         for address in each.addresses:
@@ -378,7 +388,7 @@ def _servers_text(servers: Iterable[KnownServer]) -> str:
 
 def set_announced(directory: Path, node: Mapping[str, str], announce: bool) -> None:
     """
-    Write into a configured directory how its server is found, unless it says so already.
+    Write into a configured directory how its server is found; existing settings do not change.
 
     Args:
         node: settings of ``[node]``.
@@ -398,6 +408,8 @@ def set_announced(directory: Path, node: Mapping[str, str], announce: bool) -> N
 
 def refuse_other_grid(directory: Path, invitation: Invitation) -> None:
     """
+    Raise an error if a directory belongs to another grid than an invitation.
+
     Raises:
         InvitationError: the directory is configured for another grid.
     """

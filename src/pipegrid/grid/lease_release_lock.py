@@ -1,11 +1,11 @@
 """
-The lock between a client's processes that store, or link what is stored, and the one that releases leases.
+The lock between processes of a client that store, or link what is stored, and a process that releases leases.
 
 A put that finds its file on servers relies on this client's lease of an earlier put. So no process of the
-client stores anything while another one releases leases; any number may store at the same time.
+client may store while another process releases leases. Any number of processes may store at the same time.
 
-A process that has stored keeps its part until it ends, since it may still link what it has stored. A gateway,
-which does not end, gives it up when it has stored and changed nothing for ``IDLE_S``.
+A process that has stored keeps the shared lock until it ends, since it may still link the stored objects. A
+gateway does not end, so it releases the lock when it has stored and changed nothing for ``IDLE_S``.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ from pipegrid.reactor.deferreds import Timer
 NAME = "storing.lock"
 
 WAIT_S = 60.0
-"""How long a process waits for others. A release of 10,000 leases takes a few seconds."""
+"""How long a process waits for the lock. A release of 10,000 leases takes a few seconds."""
 
 IDLE_S = 900.0
-"""After this time without storing a gateway does not hinder others; what it was given is linked by then."""
+"""
+How long a gateway keeps the lock after it last stored something; its clients have linked the new objects by
+then.
+"""
 
 _RETRY_S = 0.25
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO})
@@ -36,11 +39,11 @@ _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO})
 
 class StoringLock:
     """
-    One process's part of the lock.
+    One process's use of the lock.
 
     Args:
-        states: directories, of which the first has the lock; without any nothing is locked, as no state is
-            kept either.
+        states: directories; the first contains the lock file. If empty, nothing is locked, and leases cannot
+            be released early.
     """
 
     def __init__(self, states: Sequence[Path], clock: IReactorTime) -> None:
@@ -54,16 +57,19 @@ class StoringLock:
         self._leaving = Timer(clock, self._leave)
 
     def leave_when_idle(self) -> None:
-        """Release the lock whenever nothing was stored for ``IDLE_S``: this process does not end."""
+        """
+        Release the lock whenever nothing was stored for ``IDLE_S``; for a process that does not end, such as
+        a gateway.
+        """
         self._leaves_when_idle = True
 
     async def share(self) -> None:
         """
-        Take part as a process that stores. The caller calls ``stored`` when it has ended.
+        Take the lock as a process that stores. The caller calls ``stored`` when its operation has ended.
 
         Raises:
             UsageError: another process has been releasing leases for ``WAIT_S``.
-            SinkError: the lock cannot be opened now, for lack of descriptors for example.
+            SinkError: the lock cannot be opened now, for example for lack of file descriptors.
         """
         if self._path is not None and not (self._fd >= 0 and self._is_shared):
             await self._share(self._path)
@@ -72,7 +78,7 @@ class StoringLock:
     async def _share(self, path: Path) -> None:
         try:
             taken = await self._take(path, shared=True)
-        except CannotLock:  # then no process releases leases
+        except CannotLock:  # no process can release leases then
             self._path = None
             return
         except OSError as error:
@@ -80,7 +86,7 @@ class StoringLock:
                 raise SinkError(
                     f"cannot lock {path}: {error.strerror}; nothing was stored: try again"
                 ) from error
-            return  # nothing can be written here: as above, until it can be
+            return  # no process can release leases here now; the next call tries again
         if not taken:
             raise UsageError(
                 "'pipegrid prune' is releasing leases of this client, so nothing can be stored now; try "
@@ -88,7 +94,7 @@ class StoringLock:
             )
 
     def stored(self) -> None:
-        """What has called ``share`` has ended."""
+        """Note that an operation that has called ``share`` has ended."""
         self._using -= 1
         if not self._using and self._leaves_when_idle and self._fd >= 0:
             self._idle_since = self._clock.seconds()
@@ -101,7 +107,7 @@ class StoringLock:
         self.stored()
 
     def _leave(self) -> None:
-        if not self._using:  # otherwise ``stored`` calls again
+        if not self._using:  # otherwise ``stored`` sets the timer again
             left_s = self._idle_since + IDLE_S - self._clock.seconds()
             if left_s > 0:
                 self._leaving.set(left_s)
@@ -110,7 +116,7 @@ class StoringLock:
 
     async def exclude(self) -> None:
         """
-        Exclude processes that store.
+        Take the lock as the process that releases leases; no process can store then.
 
         Raises:
             UsageError: other processes have been storing for ``WAIT_S``.
@@ -119,7 +125,7 @@ class StoringLock:
         if self._path is None:
             raise UsageError("this client keeps no state, so its leases cannot be released early")
         if not self._using:
-            self.release()  # what this process has stored before
+            self.release()  # the lock for what this process has stored before
         try:
             taken = await self._take(self._path, shared=False)
         except OSError as error:
@@ -136,14 +142,15 @@ class StoringLock:
         ends_s = self._clock.seconds() + WAIT_S
         while True:
             try:
-                # Another user's process, such as root's, may have made the file: it can be read then.
+                # Another user's process, such as root's, may have made the file; a reader's permission is
+                # enough to share the lock.
                 flags = os.O_CREAT | (os.O_RDONLY if shared else os.O_RDWR)
                 fd = open_locked(str(path), flags, shared=shared, mode=0o644)
             except FileNotFoundError:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 continue
             if fd is not None:
-                self.release()  # another call of this process may have taken it meanwhile
+                self.release()  # another call may have taken the lock meanwhile
                 self._fd, self._is_shared = fd, shared
                 return True
             if self._clock.seconds() >= ends_s:

@@ -25,14 +25,14 @@ from pipegrid.transport.local_server import LocalServer
 from pipegrid.wire.storage_messages import ServerIdentity
 
 _WINDOW_BYTES = 1 << 20
-"""A disk has no round trip to hide: one batch is in flight while the next is made."""
+"""Storing on a disk has no round trip to hide: one batch is in flight while the next is made."""
 
 _DISK_THREADS = 4
 
 _WAITING_JOBS = 1 << 18
 """
-The most reads and writes that may wait for a thread. Their callers are bounded: 1024 objects may be checked
-at the same time, and each of their 256 shares may be read.
+The most reads and writes that may wait for a thread. The number of their callers is limited: at most 1024
+objects are checked at the same time, and each may have 256 shares to read.
 """
 
 
@@ -51,12 +51,12 @@ class OpenLocalGrid:
 
     def _release(self) -> None:
         for store in self.stores:
-            store.expire_uploads()  # no server process runs that would do it regularly
+            store.expire_uploads()  # a server process would do this regularly
             store.close()
 
 
 def lacks(config: GridConfig, storage_index: bytes) -> bool:
-    """Return whether the grid is only on this machine and has no share of a file."""
+    """Return whether the grid is only on this machine and no storage directory has a share of a file."""
     if config.local is None or not config.is_on_this_machine:
         return False
     places = (config.local.directory / f"{n:02d}" for n in range(config.local.servers))
@@ -64,7 +64,7 @@ def lacks(config: GridConfig, storage_index: bytes) -> bool:
 
 
 def local_identity(number: int) -> ServerIdentity:
-    """Return the identity of the server of the embedded grid's directory ``number``."""
+    """Return the identity of the server for storage directory ``number`` of the embedded grid."""
     server_id = f"local-{number:02d}"
     lease_seed = tagged_hash(b"pipegrid_local_lease_seed_v1", server_id.encode("ascii"))[:20]
     return ServerIdentity(server_id, server_id, permutation_seed(server_id), lease_seed)
@@ -74,11 +74,11 @@ def open_local(reactor: IReactorFromThreads, grid: LocalGrid) -> OpenLocalGrid:
     """
     Return a server for every storage directory, without creating anything on disk.
 
-    If the storage is inside the client's directory, only the owner may read it: shares of mutable files
+    If the storage is inside the client's directory, only the owner may read it, since shares of mutable files
     contain write enablers.
     """
     workers = Workers(reactor, threads=_DISK_THREADS, waiting_limit=_WAITING_JOBS)
-    # One group commit for all servers, since the shares of a file become complete at the same time: one sync
+    # All servers share one group commit: the shares of a file become complete at the same time, so one sync
     # makes all of them durable.
     durability = GroupCommit(workers, IReactorTime(reactor), grid.durability)
     peers, stores = [], []
@@ -93,10 +93,13 @@ def open_local(reactor: IReactorFromThreads, grid: LocalGrid) -> OpenLocalGrid:
 
 
 def _made_private(directory: Path) -> tuple[str, ...]:
-    """Make the storage private if needed; return warnings about other users who may read it."""
+    """
+    Make the storage private if it is inside the client's directory; return warnings about other users who may
+    read it.
+    """
     if (directory.parent / CONFIG_NAME).exists():
         why = keep_private(str(directory))
-    else:  # the user has chosen the place, and perhaps a group that may read it
+    else:  # the user chose this directory, perhaps for a group
         why = others_may(str(directory))
     if why is None:
         return ()

@@ -1,7 +1,8 @@
 """
 A grid manager: its key, the storage servers that it knows, and the certificates that it has signed.
 
-The files are those of Tahoe-LAFS's ``grid-manager``, and either program can use what the other has written:
+The files are those of Tahoe-LAFS's ``grid-manager``, and each program can use files that the other has
+written:
 
     config.json         the manager's private key; names and public keys of storage servers
     NAME.cert.NUMBER    the certificates of a storage server, in the order in which they were signed
@@ -44,11 +45,11 @@ from pipegrid.wire.grid_manager_certificates import (
 
 CONFIG_NAME = "config.json"
 MAX_CONFIG_BYTES = 4 << 20
-"""A storage server takes about 120."""
+"""The largest ``config.json``; a storage server takes about 120 bytes."""
 MAX_CERTIFICATE_BYTES = 4096
 MAX_CERTIFICATES_OF_A_SERVER = 1000
 MAX_NAME_BYTES = 200
-"""Of a storage server, as a name of files."""
+"""The longest name of a storage server, since files are named after it."""
 
 _VERSION = 0
 _CERTIFICATE_VERSION = 1
@@ -58,7 +59,7 @@ _LOCK_WAIT_S = 0.05
 
 class GridManager:
     """
-    A grid manager's configuration. Unknown fields of it are kept.
+    A grid manager's configuration. Its unknown fields are kept.
 
     Attributes:
         key: signs certificates.
@@ -97,7 +98,7 @@ class GridManager:
         Add a storage server.
 
         Raises:
-            UsageError: the name cannot be used or is in use, or this is not a public key.
+            UsageError: the name is not valid or is in use, or the public key is not valid.
         """
         check_name(name)
         if name in self._entries:
@@ -119,7 +120,7 @@ class GridManager:
         Remove a storage server; its certificates stay valid until they expire.
 
         Raises:
-            UsageError: there is none of this name.
+            UsageError: there is no storage server with this name.
         """
         self._known(name)
         entries = {each: entry for each, entry in self._entries.items() if each != name}
@@ -132,11 +133,11 @@ class GridManager:
         Return a new certificate for a storage server.
 
         Args:
-            days: how long it is valid.
+            days: how long the certificate is valid.
             now_s: seconds since 1970.
 
         Raises:
-            UsageError: there is no storage server of this name, or the clock is wrong.
+            UsageError: there is no storage server with this name, or the clock is wrong.
         """
         public_key = self._known(name)
         if why_wrong(now_s) is not None:
@@ -157,7 +158,9 @@ class GridManager:
 
 
 def certificate_for(key: AnnouncementKey, public_key: str, expires: datetime) -> SignedCertificate:
-    """Return a certificate, signed with a manager's key, in Tahoe-LAFS's form, byte for byte."""
+    """
+    Return a certificate, signed with a manager's key; the text is byte for byte as Tahoe-LAFS writes it.
+    """
     terms = {
         "expires": expires.isoformat(),
         "public_key": public_key,
@@ -174,10 +177,10 @@ def certificate_text(signed: SignedCertificate) -> str:
 
 def check_name(name: str) -> None:
     """
-    Check that files can be named after a storage server, in every program.
+    Check that every program can name files after a storage server with this name.
 
     Raises:
-        UsageError: they cannot.
+        UsageError: the name is not suitable.
     """
     if len(name.encode("utf-8", "replace")) > MAX_NAME_BYTES:
         raise UsageError(
@@ -191,7 +194,9 @@ def check_name(name: str) -> None:
 
 
 def _can_name_files(name: str) -> bool:
-    """Return whether this is a name of files; other programs accept any text."""
+    """
+    Return whether files can be named after a storage server; other programs accept servers with any name.
+    """
     try:
         data = name.encode("utf-8")
     except UnicodeEncodeError:
@@ -206,13 +211,14 @@ def new_manager() -> GridManager:
 
 def parse_manager(data: bytes, name: str) -> GridManager:
     """
-    Return the grid manager of a configuration, of at most ``MAX_CONFIG_BYTES``.
+    Return the grid manager of a configuration.
 
     Args:
-        name: the file's name, for errors, which show nothing of its content.
+        data: the configuration, at most ``MAX_CONFIG_BYTES``.
+        name: the file's name, for errors. Errors contain nothing of the file's content.
 
     Raises:
-        UsageError: it is not a grid manager's, or is damaged.
+        UsageError: the configuration is not a grid manager's, or is damaged.
     """
     if len(data) > MAX_CONFIG_BYTES:
         raise UsageError(f"{name} has more than {MAX_CONFIG_BYTES} bytes; is it the right file?")
@@ -248,7 +254,7 @@ def load_manager(directory: Path) -> GridManager:
     Return the grid manager of a directory.
 
     Raises:
-        UsageError: it is not a grid manager's directory, or its configuration is damaged.
+        UsageError: the directory is not a grid manager's, or its configuration is damaged.
     """
     path = directory / CONFIG_NAME
     try:
@@ -265,10 +271,11 @@ def load_manager(directory: Path) -> GridManager:
 
 def create_manager(directory: Path, manager: GridManager) -> None:
     """
-    Make a grid manager's directory, for its owner alone; it appears as a whole. Missing parents are made.
+    Make a grid manager's directory, which only its owner can read. The directory gets its name only when it
+    is complete. Missing parents are made.
 
     Raises:
-        UsageError: it exists, or cannot be made.
+        UsageError: the directory exists, or cannot be made.
         SinkError: the disk is full.
     """
     directory = Path(os.path.abspath(directory))
@@ -277,7 +284,7 @@ def create_manager(directory: Path, manager: GridManager) -> None:
     hidden = directory.with_name(f".{directory.name}.{os.getpid()}.creating")
     try:
         make_directory(directory.parent)
-        shutil.rmtree(hidden, ignore_errors=True)  # of an interrupted attempt
+        shutil.rmtree(hidden, ignore_errors=True)  # left by an interrupted attempt
         make_directory(hidden, 0o700)
         replace_file(hidden / CONFIG_NAME, f"{manager.text}\n".encode("ascii"))
         os.rename(hidden, directory)
@@ -292,12 +299,13 @@ def create_manager(directory: Path, manager: GridManager) -> None:
 @contextmanager
 def changing(directory: Path) -> Iterator[GridManager]:
     """
-    Give the grid manager of a directory, and store it afterwards; no other command changes it meanwhile.
+    Return a context with the grid manager of a directory, which is stored at its end; no other command
+    changes it meanwhile.
 
-    The file is for its owner alone.
+    Only the owner can read the file.
 
     Raises:
-        UsageError: as ``load_manager``; or another command is changing it.
+        UsageError: as for ``load_manager``; or another command is changing the grid manager.
         SinkError: the disk is full, and nothing was changed.
     """
     with _locked(directory):
@@ -326,10 +334,10 @@ def _locked(directory: Path) -> Iterator[None]:
             time.sleep(_LOCK_WAIT_S)
         else:
             raise UsageError(f"another command is changing {directory}; try again when it is done")
-    except CannotLock:  # without a lock, rather than not at all
+    except CannotLock:  # continue without a lock
         pass
     except OSError:
-        load_manager(directory)  # has the better message
+        load_manager(directory)  # raises a better message
         raise
     try:
         yield
@@ -345,7 +353,7 @@ def _unwritable(path: Path, error: OSError, advice: str) -> UsageError | SinkErr
     return UsageError(f"{text}; {advice}")
 
 
-# The certificates in the directory.
+# The files of certificates in the directory.
 
 
 @attrs.frozen
@@ -354,9 +362,9 @@ class IssuedCertificate:
     One of the certificates in a grid manager's directory.
 
     Attributes:
-        number: in the order in which they were signed.
+        number: the position in the order of signing.
         expires: None if there is a problem.
-        problem: what is wrong with the file, or "".
+        problem: a sentence about what is wrong with the file, or "".
     """
 
     number: int
@@ -367,7 +375,7 @@ class IssuedCertificate:
 def issued_certificates(
     directory: Path, manager: GridManager, name: str
 ) -> list[IssuedCertificate]:
-    """Return the certificates of a storage server; a damaged one is among them, with its problem."""
+    """Return the certificates of a storage server; a damaged certificate is included, with its problem."""
     public_key = manager.servers[name]
     key = ManagerKey("", manager.key.public_bytes)
     found = []
@@ -375,7 +383,7 @@ def issued_certificates(
         try:
             signed = parse_certificate(read_file(path, MAX_CERTIFICATE_BYTES))
         except FileNotFoundError:
-            continue  # it was removed by hand
+            continue  # was removed by hand, or never existed
         except (ValueError, OSError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             found.append(IssuedCertificate(number, None, f"it cannot be used: {reason}"))
@@ -393,8 +401,11 @@ def issued_certificates(
 
 
 def _certificate_paths(directory: Path, name: str) -> Iterator[tuple[int, Path]]:
-    """Yield where the certificates of a storage server are; none if no file can be named after it."""
-    if not _can_name_files(name):  # another program has accepted it
+    """
+    Yield the possible numbers and paths of a storage server's certificates; nothing if no file can be named
+    after the server.
+    """
+    if not _can_name_files(name):  # another program added the server
         return
     for number in range(MAX_CERTIFICATES_OF_A_SERVER):
         yield number, directory / f"{name}.cert.{number}"
@@ -402,10 +413,11 @@ def _certificate_paths(directory: Path, name: str) -> Iterator[tuple[int, Path]]
 
 def store_certificate(directory: Path, name: str, signed: SignedCertificate) -> Path:
     """
-    Store a certificate under the first free number, and return its path; no other one is replaced.
+    Store a certificate under the first free number, and return its path; existing certificates are not
+    replaced.
 
     Raises:
-        UsageError: it cannot be stored, or there are too many.
+        UsageError: the certificate cannot be stored, or the server has too many.
         SinkError: the disk is full.
     """
     if not _can_name_files(name):
@@ -427,7 +439,7 @@ def remove_certificates(directory: Path, name: str) -> None:
     Remove the certificates of a storage server.
 
     Raises:
-        UsageError: one cannot be removed.
+        UsageError: a certificate cannot be removed.
     """
     try:
         for _, path in _certificate_paths(directory, name):

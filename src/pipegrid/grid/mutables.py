@@ -38,7 +38,7 @@ from pipegrid.transfer.results import CheckResult, GetResult, Progress, RenewRes
 from pipegrid.transfer.settings import MutableSettings
 
 KNOWN_NAME = "mutable-files"
-"""The file of versions that were seen, in the client's state directory."""
+"""The file with the newest versions of mutable files that this client has seen, in its state directory."""
 
 _FORMATS = {"sdmf": Format.SDMF, "mdmf": Format.MDMF}
 
@@ -73,7 +73,7 @@ class Mutables:
         )
 
     def close(self) -> None:
-        """Cancel the running changes; the grid is closing."""
+        """Cancel the running changes; called when the grid is closed."""
         self.files.close()
 
     async def create(
@@ -96,7 +96,7 @@ class Mutables:
                 f"a mutable file is of the format 'sdmf' or 'mdmf', not {shown(format)}; choose one"
             )
         if private_key is None:
-            self.files.keys.prepare()  # make a key while the source is read and connections open
+            self.files.keys.prepare()  # create the key while reading and connecting
         content = source if callable(source) else await self._read_source(source)
         usual = self._usual if params is None else (params.required_shares, params.total_shares)
         await self._readiness.wait(min(self._settings.happy, usual[1]), storing=True)
@@ -106,7 +106,7 @@ class Mutables:
         return result
 
     async def _read_source(self, source: SourceLike) -> bytes:
-        # Bytes are in memory and do not change, so reading them needs no thread.
+        # Content given as bytes is in memory and does not change, so reading it needs no thread.
         at_hand = isinstance(source, bytes)
         opened: Source
         if at_hand:
@@ -133,7 +133,10 @@ class Mutables:
         progress: Progress | None,
         range_of: RangeOfVersion | None = None,
     ) -> GetResult:
-        """Read a range into a sink; see ``Grid.get``. ``range_of`` is called for each version tried."""
+        """
+        Read a range of a file into a sink; see ``Grid.get``. ``range_of`` is called for each version that is
+        tried.
+        """
         _check_readable(cap, start, length)
         check_callable(progress, "progress")
         await self._readiness.wait(self._usual[0])
@@ -182,7 +185,7 @@ class Mutables:
         return GetResult(result.size, result.shares_used, result.corrupt, elapsed_s)
 
     async def size(self, cap: MutableCap) -> int:
-        """Return the size of the best version in bytes; see ``Grid.size``."""
+        """Return the size of a file's best version in bytes; see ``Grid.size``."""
         _check_readable(cap, 0, None)
         await self._readiness.wait(self._usual[0])
         return await self.files.size(cap)
@@ -196,13 +199,13 @@ class Mutables:
         return self.files.known.of(cap.storage_index).content
 
     async def overwrite(self, cap: MutableCap, source: SourceLike) -> WriteResult:
-        """Replace the content; see ``Grid.overwrite``."""
+        """Replace the content of a file; see ``Grid.overwrite``."""
         content = await self._read_source(source)
         await self._readiness.wait(self._usual[0])
         return await self.files.overwrite(cap, content)
 
     async def update(self, cap: MutableCap, offset: int, data: bytes) -> WriteResult:
-        """Write a range; see ``Grid.update``."""
+        """Overwrite a range of a file; see ``Grid.update``."""
         check_whole(offset, "where to write")
         check_kind(data, (bytes, bytearray, memoryview), "what to write", "bytes")
         await self._readiness.wait(self._usual[0])
@@ -216,7 +219,7 @@ class Mutables:
         remembered: bytes | None = None,
         redo: Redo | None = None,
     ) -> WriteResult:
-        """Apply an edit; see ``Grid.modify``."""
+        """Apply an edit to a file; see ``Grid.modify``."""
         check_kind(remembered, (bytes, type(None)), "what is remembered of a file", "bytes")
         check_callable(merge, "merge")
         check_callable(redo, "redo")
@@ -230,7 +233,7 @@ class Mutables:
         return await self.files.modify(cap, edit, merge, redo)
 
     async def check(self, cap: MutableCap, verify: bool, add_lease: bool) -> CheckResult:
-        """Check a file; see ``Grid.check``. The result also has the versions."""
+        """Check a file; see ``Grid.check``. The result also has the versions that were found."""
         await self._readiness.wait(self._usual[0], all_reported=True)
         return await self.files.check(cap, verify, add_lease)
 

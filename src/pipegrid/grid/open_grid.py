@@ -1,5 +1,6 @@
 """
-Opening a grid: makes servers with their windows, workers, and discovery from a directory's settings.
+Opens a grid: makes the servers with their windows, the workers, and the discovery from a directory's
+settings.
 """
 
 from __future__ import annotations
@@ -60,10 +61,11 @@ class Opened(NamedTuple):
         peers: the servers; the list changes as servers are found.
         created: a sentence for the user if an embedded grid was created, else None.
         on_close: releases the resources that the other parts do not own.
-        members: the registry of servers, also of those that cannot be used.
+        members: the registry of servers, including those that cannot be used.
         discovery: receives the announcements of introducers; None if there are none.
-        blacklist: the files that no caller gets; None: no list is followed.
-        starting: fires when a proxy that the settings start can be used, or fails; None: there is none.
+        blacklist: the files that no caller gets; None if no blacklist is followed.
+        starting: fires when the proxy that the settings start can be used, or fails; None if no proxy is
+            started.
     """
 
     config: GridConfig
@@ -83,7 +85,8 @@ class OpenOptions(NamedTuple):
     How a grid is opened; see ``Grid.open``.
 
     Attributes:
-        fixed_window_bytes: unacknowledged bytes per server; None: as many as the path holds.
+        fixed_window_bytes: the most unacknowledged bytes per server; None: the limit follows the measured
+            connection.
     """
 
     tracer: Tracing | None = None
@@ -170,7 +173,7 @@ def _check_names_servers(config: GridConfig) -> None:
     Check that a directory has servers or introducers.
 
     Raises:
-        UsageError: it has neither.
+        UsageError: the directory has neither.
     """
     if config.local is None and not config.static.servers and not config.introducers.addresses:
         raise UsageError(
@@ -188,8 +191,8 @@ def _directory_of(directory: str | os.PathLike[str] | None, make: bool) -> tuple
         directory: None for the user's default directory.
 
     Raises:
-        UsageError: the directory is not configured, and no grid may be created or its files are another
-            grid's.
+        UsageError: the directory is not configured, and a grid must not be created or the directory has files
+            of another grid.
     """
     if directory is not None:
         check_kind(directory, (str, os.PathLike), "a client's directory", "a path")
@@ -216,15 +219,15 @@ def _check_is_nobodys(path: Path) -> None:
     """
     Check that a directory without a configuration has no files of another grid's client.
 
-    A new embedded grid there would take the shares that belong on the other grid's servers, all on one disk,
-    and would have none of the files of existing caps.
+    A new embedded grid in such a directory would have none of the files of existing caps. It would store on
+    one disk the shares that belong on the other grid's servers.
 
     Raises:
         UsageError: the directory has such files.
     """
     if os.path.lexists(
         path / CONFIG_NAME
-    ):  # it is not a regular file; creating the configuration reports that
+    ):  # creating the configuration reports that the path is not a regular file
         return
     for name in (SERVERS_NAME, INTRODUCERS_NAME, CATALOGUE_NAME, ALIASES_NAME):
         if os.path.lexists(path / name):
@@ -277,7 +280,7 @@ class _Opener:
         return self.finished(peer)
 
     def certify(self, peer: Peer, known: KnownServer | None) -> None:
-        """If there are grid managers, allow uploads to a peer only while its certificate is valid."""
+        """If the grid has managers, allow uploads to a peer only while its certificate is valid."""
         if managers := self._config.managers:
             certificates = () if known is None else known.certificates
             certified = certified_by(peer.identity.server_id, certificates, managers)
@@ -286,7 +289,7 @@ class _Opener:
                 peer.certified_by, peer.certified_until = certified.manager, certified.expires
 
     def finished(self, peer: Peer) -> Peer:
-        """Return a peer with the settings that all peers of the grid have."""
+        """Add tracing and a fixed window to a peer, if the grid's options say so, and return it."""
         tracer, window_bytes = self._options.tracer, self._options.fixed_window_bytes
         if tracer is not None:
             from pipegrid.grid.server_tracing import TracedServer
@@ -306,7 +309,7 @@ def _open_local(
 ) -> OpenLocalGrid | None:
     if grid is None:
         return None
-    from pipegrid.grid.local_grid import open_local  # imports the storage server
+    from pipegrid.grid.local_grid import open_local  # this imports the storage server
 
     local = open_local(reactor, grid)
     for peer in local.peers:
@@ -323,10 +326,10 @@ def _discover(
     """
     Make the discovery through introducers; returns it, and the tubs that must be stopped.
 
-    An introducer that runs at a listed server is reached as this is: ``connections`` of the server's entry
-    hold for both.
+    An introducer at a listed server is reached in the same way as the server: ``connections`` in the server's
+    entry applies to both.
     """
-    # Foolscap is slow to import.
+    # Imported here since Foolscap is slow to import.
     from pipegrid.grid.introducer_discovery import Discovery, DiscoverySettings
     from pipegrid.wire.foolscap_broker import make_tub
     from pipegrid.wire.introducer_protocol import BOUNDS, LOST_AFTER_S
@@ -364,7 +367,7 @@ def _discover(
 def _start(
     reactor: IReactorTime, config: GridConfig, discovery: Discovery | None
 ) -> Deferred[None] | None:
-    """Start a proxy, if the settings say so, and then the discovery; see ``Opened.starting``."""
+    """Start the proxy, if the settings name one to start, and then the discovery; see ``Opened.starting``."""
     find = config.connections.starting
     if find is None:
         if discovery is not None:
@@ -375,7 +378,7 @@ def _start(
         try:
             await find(reactor)
         finally:
-            if discovery is not None:  # an introducer would count as unreachable before
+            if discovery is not None:  # without the proxy, introducers would seem unreachable
                 discovery.start()
 
     return Deferred.fromCoroutine(start())

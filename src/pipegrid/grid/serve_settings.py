@@ -83,7 +83,7 @@ class ServerDirectory:
         announce: whether ``[storage] announce`` is set.
         tor_control: Tor's control port, if the directory names it.
         find_control: starts Tor and finds its control port, if the directory's settings say so.
-        detected: which fields a program chose at an earlier start, instead of the user.
+        detected: the fields that were detected or chosen at an earlier start, instead of set by the user.
     """
 
     settings: Mapping[str, Any] = attrs.field(factory=dict)
@@ -97,11 +97,11 @@ class ServerDirectory:
 
     @property
     def announces(self) -> bool:
-        """Whether the server is announced to them without an option that says so."""
+        """Whether the settings alone make the server announce itself to the introducers."""
         return self.is_tahoe or self.announce
 
     def without_detected(self) -> ServerDirectory:
-        """Return it with what the user has set alone."""
+        """Return the settings without detected fields, so only with those that the user has set."""
         said = {name: value for name, value in self.settings.items() if name not in self.detected}
         return attrs.evolve(self, settings=said)
 
@@ -112,7 +112,7 @@ class ServerDirectory:
         Return the fields of ``ServeSettings`` for a server that is an onion service and hides its address.
 
         Args:
-            port: where it listens; None: any port of this machine.
+            port: the endpoint to listen on; None: any free port, reachable only from this machine.
             control: Tor's control port; None: the directory's, or the usual ones.
 
         Raises:
@@ -147,16 +147,16 @@ class ServerDirectory:
         }
 
     def serve_settings(self, directory: Path, **chosen: Any) -> ServeSettings:
-        """Return complete settings; the caller's values other than None replace those of the directory."""
+        """Return complete settings; the caller's values, if not None, replace those of the directory."""
         given = {name: value for name, value in chosen.items() if value is not None}
-        # A Tahoe-LAFS node's directory gets no files of an introducer.
+        # In a Tahoe-LAFS node's directory, the server runs no introducer, so it writes no file for one.
         said = {"introduces": not self.is_tahoe, **self.settings, **given}
         return ServeSettings(directory=directory, **said)
 
 
 def load(directory: Path) -> ServerDirectory:
     """
-    Return the server's settings in a node's directory; none if it is not configured.
+    Return the server's settings in a node's directory; no settings if it is not configured.
 
     Raises:
         UsageError: it is an introducer's directory, a file cannot be parsed, or a setting cannot be followed.
@@ -253,7 +253,9 @@ class _Reader:
         return OnionSettings(key, ways, self._port_number("onion.external_port"), find)
 
     def find_control(self) -> Find | None:
-        """Return what starts Tor and finds its control port, if the settings say that Tor is started."""
+        """
+        Return a function that starts Tor and finds its control port; None if the settings do not start Tor.
+        """
         if self._text("launch", "tor").lower() not in TRUE:
             return None
         return launched_tor(self._parser).control_addresses
@@ -332,7 +334,8 @@ class _Reader:
 
 def parse_size(text: str) -> int:
     """
-    Return a number of bytes as Tahoe-LAFS reads it: ``1G`` and ``1GB`` are 10^9, ``1GiB`` is 2^30.
+    Return a number of bytes from a text that has the meaning of Tahoe-LAFS: ``1G`` and ``1GB`` are 10^9,
+    ``1GiB`` is 2^30.
 
     Raises:
         ValueError: the text is not a size.

@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 
 WINDOW_MEMORY_BYTES = 40 << 20
 """
-The memory for messages to all the servers of one file. Together with the buffers of coding and TLS, a client
-stays below 64 MiB (``misc/speedtest/memory.py --rtt-ms 200``). Each of ten servers gets 4 MiB: the window,
-and an eighth of it for a message that exceeds the window.
+The most memory for messages to all the servers of one file. Together with the buffers of coding and TLS, a
+client stays below 64 MiB (``misc/speedtest/memory.py --rtt-ms 200``). Each of ten servers gets 4 MiB: the
+window, and an eighth of it for a message that exceeds the window.
 """
 
 
 FLIGHT_BYTES = 128 << 20
 """
-The most unacknowledged bytes over connections that free what the kernel has taken: enough for 600 MB/s at
-200 ms. More did not help where ten servers took 300 MB/s; with 44 MiB a put of 100 MB over 100 ms took
-1.9 s instead of 1.4.
+The most unacknowledged bytes, for all servers of one file, if connections release messages that the kernel
+has taken. It allows 600 MB/s at a round-trip time of 200 ms. A higher limit did not help where ten servers
+took 300 MB/s. With 44 MiB instead, a put of 100 MB at 100 ms took 1.9 s instead of 1.4.
 """
 
 
 PROXY_CONNECT_S = 60.0
-"""How long connecting through a proxy may take, TLS included: Tor makes circuits first."""
+"""The time limit for connecting through a proxy, TLS included: Tor makes circuits first."""
 
 
 _LEAST_WINDOW_BYTES = 256 << 10
@@ -57,7 +57,8 @@ class Windows(NamedTuple):
 
     Attributes:
         held_bytes: the most bytes of messages in memory.
-        flight_bytes: the most unacknowledged bytes, if messages leave memory before they are acknowledged.
+        flight_bytes: the most unacknowledged bytes, for connections that release messages before they are
+            acknowledged.
     """
 
     held_bytes: int
@@ -66,7 +67,7 @@ class Windows(NamedTuple):
     @classmethod
     def shared_by(cls, servers: int, memory_bytes: int | None = None) -> Windows:
         """
-        Return the bounds for a file with shares on this number of servers.
+        Return the bounds for one server if the limits are divided among this number of servers.
 
         Args:
             memory_bytes: the client's memory for all data, half of which is for windows; None: the default.
@@ -81,7 +82,9 @@ class Windows(NamedTuple):
     def pipeline(
         self, clock: IReactorTime, transport_rtt_s: Callable[[], float | None]
     ) -> Pipeline:
-        """Return a pipeline to a server; messages may leave memory before they are acknowledged."""
+        """
+        Return a pipeline to a server, for connections that may release messages before they are acknowledged.
+        """
         window = AutoWindow(maximum_bytes=self.flight_bytes, transport_rtt_s=transport_rtt_s)
         return Pipeline(window, clock, self.held_bytes)
 
@@ -91,10 +94,10 @@ class ConnectionOptions(NamedTuple):
     How to connect to a server.
 
     Attributes:
-        policy: the way to each of its addresses.
+        policy: the permitted way to each address of the server.
         throttle: bounds the rate of all bytes to and from all servers.
-        ahead: connections that were opened early; one of them may be to this server.
-        bundle_limits: what servers are known to take, which their announcements need not say.
+        ahead: connections that were opened in advance; one of them may be to this server.
+        bundle_limits: the known bundle lengths of servers whose announcements do not have them.
     """
 
     policy: ConnectionPolicy
@@ -116,14 +119,14 @@ def open_server(
     Return a peer for a server, without connecting to it.
 
     Args:
-        windows: the bounds of its pipeline.
-        options: how to connect to it.
+        windows: the bounds of the peer's pipeline.
+        options: how to connect to the server.
         force_foolscap: use Foolscap even if the server speaks HTTPS.
         foolscap_beside: use Foolscap in addition to HTTPS where that is faster, if the server speaks both.
 
     Raises:
-        ValueError: the server speaks no protocol that this client can use, or the policy permits none of
-            its addresses; the text says why.
+        ValueError: the server speaks no protocol that this client can use, or the policy permits none of its
+            addresses; the text says why.
     """
     if known.furl is None and force_foolscap:
         raise ValueError("it speaks HTTPS only, but [client] force_foolscap requires Foolscap")
@@ -159,7 +162,7 @@ def open_server(
 
 def _reachable_nurls(known: KnownServer, policy: ConnectionPolicy) -> list[Nurl]:
     """
-    Return the NURLs to use; none if the fURL can be used and is better.
+    Return the NURLs to use; none if no NURL is reachable but there is a fURL, or if only the fURL avoids Tor.
 
     Raises:
         ValueError: no address of the server can be used.
@@ -173,12 +176,14 @@ def _reachable_nurls(known: KnownServer, policy: ConnectionPolicy) -> list[Nurl]
         return []
     through_tor = all(place.through_tor for place in places)
     if through_tor and policy.is_direct and _is_direct(known.furl, policy):
-        return []  # the fURL is used without Tor instead
+        return []  # use the fURL, which needs no Tor
     return [each for place in dict.fromkeys(places) for each in all_nurls if each.place == place]
 
 
 def _is_direct(furl: Furl | None, policy: ConnectionPolicy) -> bool:
-    """Return whether a hint of a fURL leads to the server without a proxy."""
+    """
+    Return whether the policy permits a direct connection to an address of a fURL; False if the fURL is None.
+    """
     places = [server_address.place_of(hint) for hint in ([] if furl is None else furl.hints)]
     return any(place is not None and policy.is_direct_to(*place) for place in places)
 
@@ -187,14 +192,14 @@ def _reachable_furl(
     known: KnownServer, policy: ConnectionPolicy, nurls: Sequence[Nurl]
 ) -> Furl | None:
     """
-    Return the fURL with the hints to use; None if there is none, or the NURLs are reached without Tor and it
-    is not.
+    Return the fURL with the hints to use; None if there is no usable fURL, or if only the NURLs are reached
+    without Tor.
 
     Args:
-        nurls: that are used.
+        nurls: the NURLs that are used.
 
     Raises:
-        ValueError: there is none, and no NURL either.
+        ValueError: neither the fURL nor a NURL can be used.
     """
     if known.furl is None:
         return None
@@ -212,7 +217,9 @@ def _reachable_furl(
 def _peer_over(
     reactor: IReactorTime, identity: ServerIdentity, routes: Sequence[Route], windows: Windows
 ) -> Peer:
-    """Return a peer that uses HTTPS if it works, else Foolscap."""
+    """
+    Return a peer that uses the first route; if there are more, it uses HTTPS if that works, else Foolscap.
+    """
     first = routes[0]
 
     def chosen(route: Route) -> None:
@@ -272,7 +279,10 @@ def _open_foolscap(
     options: ConnectionOptions,
     beside: Nurl | None = None,
 ) -> FoolscapServer:
-    """Return a server that is reached over Foolscap; with a NURL, its key must also be the NURL's."""
+    """
+    Return a server that is reached over Foolscap; if ``beside`` is given, the server's key must have the hash
+    in that NURL.
+    """
     from pipegrid.transport.foolscap.client import FoolscapServer, FoolscapSettings
     from pipegrid.transport.foolscap.link import TubConnector
 

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 # An operation may start as soon as there are enough servers for it.
 #
-# By default all known servers count: a transfer finds out in its first round trip which of them respond. Only
-# with ``--wait-for N`` it waits until servers have responded.
+# By default all known servers count: a transfer learns in its first round trip which of them respond. With
+# ``--wait-for N``, the first operation waits until N servers have responded.
 
 STATUS_SILENCE_S = 10.0
-"""The time limit for a status request, since a person waits for it."""
+"""The time limit for a status request; it is short, since a person waits for the status."""
 SLOW_STATUS_SILENCE_S = 60.0
-"""The same where connecting may take long: Tor makes circuits first."""
+"""The time limit for a status request to a server that may connect slowly: Tor makes circuits first."""
 
 
 WAIT_FOR_S = 60.0
-"""The longest wait for the servers of ``wait_for``."""
+"""The longest wait for the number of servers in ``wait_for``."""
 
 
 _ASK_AGAIN_S = 1.0
@@ -51,7 +51,7 @@ class Readiness:
     Args:
         peers: the grid's list of peers, which grows.
         discovery: adds servers to the list; None if there are no introducers.
-        wait_for: the number of servers that must have responded before the first operation.
+        wait_for: the number of servers that must respond before the first operation starts.
     """
 
     def __init__(
@@ -96,12 +96,15 @@ class Readiness:
             )
 
     async def up_or_late(self) -> None:
-        """Wait for the servers of ``wait_for``, within its time limit."""
+        """
+        Wait for the servers of ``wait_for``; return without an error if they do not respond within the time
+        limit.
+        """
         with contextlib.suppress(UnhappyError):  # the caller reports the status of each server
             await self._asked_for()
 
     async def more_servers(self) -> bool:
-        """Wait for introducers that have not responded yet; returns whether there were any."""
+        """If introducers have not responded yet, wait for them; returns whether new servers were found."""
         if self._discovery is None or self._discovery.settled:
             return False
         before = set(self._peers)
@@ -114,7 +117,12 @@ class Readiness:
             self._wait_for = 0
 
     async def _until_up(self, wanted: int) -> None:
-        """Ask all servers repeatedly until this number of them has responded once."""
+        """
+        Ask all servers repeatedly until the wanted number of them have responded.
+
+        Raises:
+            UnhappyError: too few responded within ``WAIT_FOR_S``.
+        """
         deadline = self._clock.seconds() + WAIT_FOR_S
         up: set[Peer] = set()
         asking: dict[Peer, Deferred[None]] = {}
@@ -148,14 +156,14 @@ class Readiness:
                         len(up),
                         wanted,
                     )
-                # The set changes while waiting: servers respond, and others are announced.
+                # Both sets change during the wait: servers respond, and new servers are announced.
                 await timeout_or(Deferred(), min(left_s, _LOOK_AGAIN_S), self._clock)
         finally:
             for asked in list(asking.values()):
                 asked.cancel()
 
 
-# The current status of one server.
+# Finding the current status of one server.
 
 
 async def status_of(peer: Peer, clock: IReactorTime) -> ServerStatus:
@@ -166,7 +174,7 @@ async def status_of(peer: Peer, clock: IReactorTime) -> ServerStatus:
     try:
         version = await CallTimeout(clock, limit_s).answer(peer.server.version(), peer)
         if peer.protocol in ("https", "foolscap"):
-            # The first request included the connection; measure the round trip with a second one.
+            # The time of the first request includes connecting; measure the round trip with a second one.
             started = clock.seconds()
             version = await CallTimeout(clock, limit_s).answer(peer.server.version(), peer)
     except ServerError as error:

@@ -1,4 +1,4 @@
-"""The servers of an open grid, and those that cannot be used."""
+"""The registry of an open grid's servers, including those that cannot be used."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pipegrid.transfer.results import ServerStatus
 from pipegrid.wire.announcements import KnownServer
 from pipegrid.wire.server_address import Furl, Nurl
 
-# The servers of a running grid: they appear and change their addresses; their ids identify them.
+# The servers of a running grid appear and change their addresses; their ids identify them.
 
 MAX_WARNINGS = 100
 IDS_OF_ADDRESSES = ("spki-", "tub-")
-"""How ids begin that were made of a server's address."""
+"""Prefixes of server ids that were made from a server's address."""
 
 
 class Warnings:
-    """Sentences for the user: each once, and a bounded number."""
+    """Sentences for the user; each is kept once, up to a maximum number."""
 
     def __init__(self, sentences: Iterable[str] = ()) -> None:
         self._sentences: dict[str, None] = {}
@@ -28,7 +28,7 @@ class Warnings:
             self.add(sentence)
 
     def add(self, sentence: str) -> None:
-        """Add a sentence, unless it was added before."""
+        """Add a sentence, unless it was added before or the maximum number is reached."""
         if len(self._sentences) < MAX_WARNINGS:
             self._sentences[sentence] = None
 
@@ -41,11 +41,12 @@ class ServerRegistry:
     The peers of a grid, and the servers that cannot be used.
 
     Args:
-        peers: the grid's list, which is changed in place, so that every new transfer sees the current one.
-        open_server: makes a peer; its ``ValueError`` says why it cannot.
+        peers: the grid's list, which is changed in place, so that every new transfer uses the current
+            servers.
+        open_server: makes a peer, or raises ``ValueError`` with the reason why the server cannot be used.
         preferred: ids of servers that come first in the permuted order of every file.
         warnings: receives a sentence for every server that cannot be used.
-        certify: called with a peer and its newest certificates, if only these have changed.
+        certify: called with a peer and its newest announcement, if only the certificates have changed.
     """
 
     def __init__(
@@ -66,15 +67,16 @@ class ServerRegistry:
         self._fixed: set[str] = set()
         self._fixed_at: dict[Nurl | Furl, str] = {}
         self.leaving: set[Deferred[None]] = set()
-        """Fire when the connections to previous addresses are closed."""
+        """Each fires when the connections to a server's previous address are closed."""
 
     def add_static(self, server: KnownServer) -> None:
         """
-        Add a server from the user's file, which takes precedence over announcements with its id or address.
+        Add a server from the user's file, which takes precedence over announcements with the same id or
+        address.
 
-        The user may have given the id "alice" to a server that is announced under its key, so addresses are
-        compared as well. Between two announcements addresses are not compared: neither is known to be right,
-        and a false one must not cause the other server to be skipped.
+        Addresses are compared since the user may have given the id "alice" to a server that is announced
+        under its key. The addresses of two announcements are not compared: either may be false, and a false
+        announcement must not cause the true one to be skipped.
         """
         self.found(server)
         server_id = server.identity.server_id
@@ -82,7 +84,10 @@ class ServerRegistry:
         self._fixed_at.update(dict.fromkeys(server.addresses, server_id))
 
     def found(self, server: KnownServer) -> None:
-        """Add a server or change its address; its running requests fail and are sent to other servers."""
+        """
+        Add a server or change its address; requests that are running at the previous address fail and are
+        sent to other servers.
+        """
         server_id = server.identity.server_id
         before = self._known.get(server_id)
         if server_id in self._fixed or before == server:
@@ -92,11 +97,11 @@ class ServerRegistry:
             for peer in self.peers:
                 if peer.identity.server_id == server_id:
                     self._certify(peer, server)
-                    return  # keep its connections
+                    return  # keep the peer's connections
         for address in server.addresses:
             if address in self._fixed_at:
                 if self._fixed_at[address].startswith(IDS_OF_ADDRESSES):
-                    return  # the user's file has the same server, under an id that says nothing else
+                    return  # same server in the user's file; its id has no other meaning
                 why = same_address(self._fixed_at[address])
                 self._warnings.add(f"server {server.identity.nickname} is skipped: {why}")
                 return

@@ -29,7 +29,7 @@ def _traced(
     Return the traced version of a server's method.
 
     Args:
-        facts: returns the details of the span for the method's arguments.
+        facts: called with the method's arguments; returns the details of the span.
     """
     name = method.__name__
 
@@ -37,7 +37,7 @@ def _traced(
     def request(self: Any, /, *arguments: P.args, **options: P.kwargs) -> Deferred[T]:
         said = facts(
             *arguments, **options
-        )  # before the call, which passes the bytes to the transport
+        )  # taken before the call, which passes the bytes to the transport
         call: Deferred[T] = getattr(self._server, name)(*arguments, **options)
         followed: Deferred[T] = self._tracer.follow(call, name, self.identity.nickname, **said)
         return followed
@@ -56,7 +56,7 @@ def _of_bytes(
 
 
 class TracedServer(StoresApart):
-    """A storage server whose requests are recorded as spans, in a row of the server's own."""
+    """A storage server whose requests are recorded as spans, in a row for this server."""
 
     def __init__(self, server: StorageServer, tracer: Tracing) -> None:
         self._server = server
@@ -71,7 +71,7 @@ class TracedServer(StoresApart):
         StorageServer.allocate,
         lambda _, numbers, size, *__: {"shares": sorted(numbers), "bytes": size},
     )
-    write: Any = _traced(  # has more arguments than ``StoresApart`` needs
+    write: Any = _traced(  # takes more arguments than in ``StoresApart``
         StorageServer.write,
         lambda index, number, offset, data, *_, **__: _of_bytes(
             index, number, offset, sum(map(len, data))
@@ -102,7 +102,8 @@ class TracedServer(StoresApart):
 
 class TracedWorkers:
     """
-    Workers whose jobs are recorded as spans in the row ``cpu``, from the wait for a thread to the result.
+    Workers whose jobs are recorded as spans in the row ``cpu``; each span begins with the wait for a thread
+    and ends with the result.
     """
 
     def __init__(self, workers: CpuWorkers, tracer: Tracing) -> None:
@@ -117,7 +118,7 @@ class TracedWorkers:
     def run_if_large(
         self, size_bytes: int, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> Deferred[T]:
-        """Run a job in a thread or here, and record its span."""
+        """Run a job, in a thread if it is large, and record its span."""
         span = self._tracer.begin(_name(function), "cpu", bytes=size_bytes)
         job = self._workers.run_if_large(size_bytes, function, *args, **kwargs)
 
@@ -134,7 +135,7 @@ class TracedWorkers:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Deferred[T]:
-        """Run a blocking call without a span: its time is waiting, not CPU."""
+        """Run a blocking call without recording a span, since it waits instead of using the CPU."""
         return self._workers.run_blocking(function, *args, **kwargs)
 
     def stop(self) -> Deferred[None]:

@@ -54,8 +54,8 @@ class StaticServers(NamedTuple):
     Attributes:
         servers: the servers, in the order of the file.
         warnings: a sentence for each entry that was skipped.
-        ways: of each entry with ``connections: {tcp: WAY}``, by its id: the way; also of skipped entries,
-            since their servers may be announced.
+        ways: the ``WAY`` of each entry with ``connections: {tcp: WAY}``, by server id; includes skipped
+            entries, since their servers may be announced.
     """
 
     servers: tuple[KnownServer, ...] = ()
@@ -65,7 +65,7 @@ class StaticServers(NamedTuple):
 
 def load_static_servers(directory: Path) -> StaticServers:
     """
-    Return the servers in a client's ``servers.yaml``; none if it has no such file.
+    Return the servers in a client's ``servers.yaml``; none if the client has no such file.
 
     Raises:
         UsageError: the file cannot be read, or is not a ``servers.yaml``.
@@ -81,7 +81,8 @@ def load_static_servers(directory: Path) -> StaticServers:
     except UsageError as error:
         if CONNECTIONS.encode() not in data:
             raise
-        # The servers may also be announced, and would then be reached in a way that the file forbids.
+        # Without this error, the servers of the file could be found through introducers and be reached in a
+        # way that the file forbids.
         raise RefusedSetting(
             f"{error}; it may say how servers must be reached, so nothing was sent"
         ) from error
@@ -101,7 +102,7 @@ def parse_static_servers(data: bytes, name: str) -> StaticServers:
         raise UsageError(f"{name} has no map of servers under 'storage'; correct it by hand")
     remarks = [
         remark
-        for server_id, entry in storage.items()  # skipped servers too, since they may be announced
+        for server_id, entry in storage.items()  # including skipped servers, which may be announced
         for remark in check_entry(server_id, entry, name)
     ]
     seen: dict[Nurl | Furl, str] = {}
@@ -113,7 +114,8 @@ def parse_static_servers(data: bytes, name: str) -> StaticServers:
         for server_id, entry in storage.items()
         for hint in near_misses(_announcement(entry))
     ]
-    # The search takes as long as parsing, so search only if the file has more keys than were parsed.
+    # Searching for repeated keys takes as long as parsing, so search only if the file has more entries than
+    # were parsed.
     repeated = [
         f"{name}:{line}: server {server_id[:60]!r} is listed twice, and only this one is used; give them "
         "different names"
@@ -162,13 +164,13 @@ def servers_of(addresses: Iterable[tuple[str, str]]) -> dict[str, Any]:
     """
     Return the content of a ``servers.yaml`` for servers of which only the addresses are known.
 
-    Addresses with the same secret belong to one server: its NURLs, which have one key, and its fURL.
+    Addresses with the same secret belong to one server: its NURLs, which have the same key, and its fURL.
 
     Args:
         addresses: the addresses, each with its place in the file for errors.
 
     Raises:
-        UsageError: one of them is not an address.
+        UsageError: one of the texts is not an address.
     """
     nurls: dict[tuple[bytes, str], list[Nurl]] = {}
     furls: dict[Furl, None] = {}
@@ -196,15 +198,15 @@ def servers_of(addresses: Iterable[tuple[str, str]]) -> dict[str, Any]:
 
 def with_servers(data: bytes, entries: Mapping[str, Any], name: str) -> str:
     """
-    Return the text of a ``servers.yaml`` with more entries at its end; the rest of it stays as it is.
+    Return the text of a ``servers.yaml`` with more entries at its end; the existing text does not change.
 
     Args:
-        data: the file's bytes; empty: a new file.
-        entries: by the servers' ids; an id that is listed already is left as it is.
+        data: the file's bytes; empty for a new file.
+        entries: the new entries by server id; entries whose id is listed already are not added.
         name: the file's name, for errors.
 
     Raises:
-        UsageError: the file cannot be parsed, or has a form that nothing can be added to.
+        UsageError: the file cannot be parsed, or has a form to which nothing can be added.
     """
     before = parse_yaml(data, name) if data.strip() else None
     check_top_level(before, "storage", data, name)
@@ -257,7 +259,8 @@ def _announcement(entry: Any) -> dict[Any, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
-# HTTP, TLS and Foolscap are slow to import, and an embedded grid needs none of them.
+# Functions below import HTTP, TLS and Foolscap only when needed: the imports are slow, and an embedded grid
+# needs none of them.
 
 
 def read_bounded(path: Path) -> bytes | None:
@@ -285,7 +288,7 @@ def _server_or_warning(
     Return the server of an entry, or a warning why the entry is skipped.
 
     Args:
-        seen: the addresses of earlier entries, with their ids; the entry's own are added.
+        seen: the addresses of earlier entries, with the server ids; the addresses of this entry are added.
     """
     try:
         fields = member_of(entry, "ann", None)
@@ -302,7 +305,10 @@ def _server_or_warning(
 
 
 def same_address(server_id: str) -> str:
-    """Return the warning for a second entry of one server: shares on both would be on one disk."""
+    """
+    Return the warning for a second entry of one server, which is skipped: two shares there would be on one
+    disk.
+    """
     return f"it has the address of server {server_id[:60]!r}, and is used once"
 
 
@@ -317,8 +323,8 @@ def member_of(value: Any, key: str, default: Any) -> Any:
 #       my grid:                  # any name
 #         furl: pb://...
 #
-# An old ``tahoe.cfg`` has one in ``[client] introducer.furl`` instead. An entry that cannot be used is
-# skipped with a warning.
+# An old ``tahoe.cfg`` names its only introducer in ``[client] introducer.furl`` instead. An entry that cannot
+# be used is skipped with a warning.
 #
 # Source: the format reference, storage protocols, section 4.3.
 
@@ -334,6 +340,8 @@ class IntroducerAddress(NamedTuple):
 
 class Introducers(NamedTuple):
     """
+    The content of an ``introducers.yaml``.
+
     Attributes:
         addresses: the introducers, in the order of the file.
         warnings: a sentence for each entry that was skipped.
@@ -343,17 +351,20 @@ class Introducers(NamedTuple):
     warnings: tuple[str, ...] = ()
 
     def as_text(self) -> str:
-        """Return the text of an ``introducers.yaml`` with these introducers; JSON is YAML."""
+        """
+        Return these introducers as the text of an ``introducers.yaml``; the text is JSON, which is also YAML.
+        """
         entries = {each.name: {"furl": str(each.furl)} for each in self.addresses}
         return json.dumps({"introducers": entries}, indent=2) + "\n"
 
 
 def load_introducers(directory: Path, old_furl: str | None = None) -> Introducers:
     """
-    Return the introducers of a client's directory; none if it has no such file.
+    Return the introducers of a client's directory; none if it has no ``introducers.yaml``.
 
     Args:
-        old_furl: the fURL of an old configuration. Its name is ``default``, unless the file has that name.
+        old_furl: the fURL of an old configuration, which is added under the name ``default``, unless the file
+            has that name.
 
     Raises:
         UsageError: the file cannot be read, or is not an ``introducers.yaml``.
@@ -368,7 +379,9 @@ def load_introducers(directory: Path, old_furl: str | None = None) -> Introducer
 
 
 def parse_introducers(data: bytes, name: str) -> Introducers:
-    """Return the introducers in the bytes of an ``introducers.yaml``; ``name`` is the file's, for errors."""
+    """
+    Return the introducers in the bytes of an ``introducers.yaml``; ``name`` is the file's name, for errors.
+    """
     document = parse_yaml(data, name)
     check_top_level(document, "introducers", data, name)
     introducers = {} if document is None else member_of(document, "introducers", {})

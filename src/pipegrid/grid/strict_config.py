@@ -1,4 +1,4 @@
-"""Strict reading of YAML and INI files: bounds, and errors for unknown names with file and line."""
+"""Strict reading of YAML and INI files, with bounds; errors for unknown names have the file and the line."""
 
 from __future__ import annotations
 
@@ -66,10 +66,13 @@ KNOWN: Mapping[str, Collection[str] | None] = {
     "grid_manager_certificates": None,
     "sftpd": {"enabled", "port", "accounts.file", "host_pubkey_file", "host_privkey_file"},
 }
-"""The sections and settings of ``pipegrid.cfg``; None: the user chooses the names in this section."""
+"""The sections and settings of ``pipegrid.cfg``; None if the user chooses the names in a section."""
 
 _BACKUP = "backup "
-"""The beginning of ``[backup NAME]``. The settings in it are options of a command, which checks them."""
+"""
+The beginning of a section name ``backup NAME``. The settings in such a section are options of a command,
+which checks them.
+"""
 
 
 def is_backup_section(section: str) -> bool:
@@ -89,7 +92,10 @@ KNOWN_OF_SERVERS = (
     "permutation-seed-base32",
     "grid-manager-certificates",
 )
-"""The names read in an announcement in ``servers.yaml``. It may have others, which other programs read."""
+"""
+The names that PipeGrid reads in an announcement in ``servers.yaml``. Announcements may have further names,
+for other programs.
+"""
 
 _MAX_CONFIG_BYTES = 1 << 20
 _SECTION = re.compile(r"\[(?P<name>[^\]]+)\]")
@@ -97,7 +103,9 @@ _SETTING = re.compile(r"(?P<name>[^\s:=#;\[][^:=]*)[:=]")
 
 
 class RefusedSetting(UsageError):
-    """A setting about privacy or trust cannot be followed, so nothing is sent; the text names it."""
+    """
+    A setting about privacy or trust cannot be followed, so nothing is sent; the error text names the setting.
+    """
 
 
 class SettingsFile(configparser.ConfigParser):
@@ -105,7 +113,7 @@ class SettingsFile(configparser.ConfigParser):
     The settings of a configuration file, with their line numbers.
 
     Attributes:
-        path: of the file.
+        path: the path of the file.
 
     Args:
         path: the file's name in errors.
@@ -144,16 +152,16 @@ def _line(number: int | None) -> str:
 
 def read_config(directory: Path) -> tuple[Path, SettingsFile]:
     """
-    Return the path of the directory's configuration file, and its settings.
+    Return the path of a directory's configuration file, and its settings.
 
     Raises:
-        UsageError: there is no such file, or it cannot be parsed.
+        UsageError: the directory has no configuration file, or it cannot be parsed.
     """
     path = directory / CONFIG_NAME
     is_tahoe = not path.exists() and (directory / TAHOE_CONFIG_NAME).is_file()
     if is_tahoe:
         path = directory / TAHOE_CONFIG_NAME
-    # Tahoe-LAFS lets an option be given twice.
+    # Tahoe-LAFS accepts repeated options.
     try:
         data = read_file(path, _MAX_CONFIG_BYTES + 1)
         if len(data) > _MAX_CONFIG_BYTES:
@@ -213,12 +221,13 @@ def check_settings(path: Path, parser: configparser.ConfigParser, text: str) -> 
 
 def settings_in(text: str) -> Iterator[tuple[int, str, str | None]]:
     """
-    Yield line number, section, and setting (None for a section's own line) of each line with one of them.
+    Yield the line number, the section, and the setting (None in a section's own line) of each line that
+    begins a section or a setting.
     """
     section = ""
     for number, line in enumerate(text.split("\n"), 1):
         if line[:1].isspace() or line[:1] in ("#", ";"):
-            continue  # a comment, or a continuation of the previous setting's value
+            continue  # a comment, or more of the previous setting's value
         if found := _SECTION.match(line):
             section = found["name"]
             yield number, section, None
@@ -231,9 +240,9 @@ def closest_name(name: str, known: Collection[str], cutoff: float = 0.6) -> str:
     Return a hint, in brackets, with the name that was probably meant; empty if no name is similar.
 
     Args:
-        cutoff: how similar, up to 1.
+        cutoff: the least similarity, from 0 to 1.
     """
-    from difflib import get_close_matches  # only mistakes need it
+    from difflib import get_close_matches  # needed only for mistakes
 
     lower = {each.lower(): each for each in known}
     close = get_close_matches(name.lower(), lower, n=1, cutoff=cutoff)
@@ -245,7 +254,7 @@ def check_top_level(document: Any, expected: str, data: bytes, name: str) -> Non
     Check that a YAML file has only the expected name at its top level.
 
     Raises:
-        UsageError: the file has another name there.
+        UsageError: the file has another name at its top level.
     """
     for key in document if isinstance(document, dict) else ():
         if key != expected:
@@ -257,7 +266,10 @@ def check_top_level(document: Any, expected: str, data: bytes, name: str) -> Non
 
 
 def line_of(key: str, data: bytes) -> int | None:
-    """Return the number of the first line of a YAML file that begins with this key, unindented."""
+    """
+    Return the number of the first line of a YAML file that begins with a key, without indentation; None if
+    there is none.
+    """
     pattern = re.compile(rb"""["']?%b["']?\s*:""" % re.escape(key.encode("utf-8", "replace")))
     lines = enumerate(data.splitlines(), 1)
     return next((number for number, line in lines if pattern.match(line)), None)
@@ -303,19 +315,19 @@ def ini_problem(error: Exception) -> str:
     return f"line {number}: {first_line}"
 
 
-# The user's YAML files are parsed by libyaml if PyYAML was built with it, which takes an eighth of the time.
+# libyaml parses the user's YAML files if PyYAML was built with it; it takes an eighth of the time.
 #
 # **Bounds.** The caller bounds the bytes. With aliases, a short file can expand to more values than fit in
 # memory when they are copied or printed (merge keys, ``<<``, copy at once); so the values of a file with
 # aliases are counted as if each alias were expanded. Some 30 000 levels of nesting overflow libyaml's stack,
-# which kills the process; so if the file has enough brackets or indentation for that, its depth is measured
-# first, which takes as long as parsing it.
+# which kills the process. So if the file has enough brackets or indentation for that, its depth is measured
+# before parsing, which takes as long as parsing.
 
 MAX_NODES = 1_000_000
-"""The most values in a file with aliases; a server takes a dozen."""
+"""The most values in a file with aliases; the entry of a server has about a dozen."""
 
 MAX_DEPTH = 100
-"""The deepest nesting; a servers.yaml has five levels."""
+"""The deepest allowed nesting; a ``servers.yaml`` has five levels."""
 
 _BRACKETS = 5000
 _INDENTATION = re.compile(rb"[ \t?:-]{1000}")
@@ -331,7 +343,7 @@ def parse_yaml(data: bytes, name: str) -> Any:
     Raises:
         UsageError: the bytes are not text (see ``decode_text``) or not YAML, or exceed a bound.
     """
-    import yaml  # takes long to import
+    import yaml  # a slow import
 
     data = decode_text(data, name).encode("utf-8")
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -353,8 +365,8 @@ def parse_yaml(data: bytes, name: str) -> Any:
 
 def repeated_keys(data: bytes, key: str) -> list[tuple[str, int]]:
     """
-    Return the repeated keys of the map below a top-level key, with the line of each repetition. The last one
-    is in effect.
+    Return the repeated keys of the map below a top-level key, with the line of each repetition. For such a
+    key, the last value is in effect.
 
     Args:
         data: the bytes of a file that ``parse_yaml`` has accepted.
@@ -380,12 +392,17 @@ _TOO_MUCH = f"its aliases stand for more than {MAX_NODES} values"
 
 
 def _may_be_deep(data: bytes) -> bool:
-    """Return whether the bytes have enough brackets or indentation for nesting beyond the limit."""
+    """Return whether the bytes have enough brackets or indentation for nesting deeper than ``MAX_DEPTH``."""
     return data.count(b"[") + data.count(b"{") > _BRACKETS or _INDENTATION.search(data) is not None
 
 
 def _check_depth(parser: Any) -> None:
-    """Parse only the structure of a file. Raises ValueError if the nesting is too deep."""
+    """
+    Parse the structure of a file, without its values.
+
+    Raises:
+        ValueError: the nesting is too deep.
+    """
     from yaml.events import CollectionEndEvent, CollectionStartEvent
 
     depth = 0
@@ -414,7 +431,9 @@ def _is_deep(document: Any) -> bool:
 
 
 def _bounded(loader: Any) -> Any:
-    """Return a loader that counts the values that merge keys copy."""
+    """
+    Return a loader that counts the values that merge keys copy, and raises an error if there are too many.
+    """
     from yaml.constructor import ConstructorError
 
     class Bounded(loader):  # type: ignore[misc]
@@ -430,7 +449,10 @@ def _bounded(loader: Any) -> Any:
 
 
 def _nodes(value: Any, known: dict[int, int]) -> int:
-    """Return the number of values with all aliases expanded; above the bound if a value contains itself."""
+    """
+    Return the number of values in a value with all aliases expanded; more than ``MAX_NODES`` if a value
+    contains itself.
+    """
     children: list[Any] = []
     if isinstance(value, dict):
         children = [*value.keys(), *value.values()]
@@ -439,8 +461,6 @@ def _nodes(value: Any, known: dict[int, int]) -> int:
     if not children:
         return 1
     if id(value) not in known:
-        known[id(value)] = (
-            MAX_NODES + 1
-        )  # until it is counted: a reference met before then is a circle
+        known[id(value)] = MAX_NODES + 1  # until counted: a value that contains itself
         known[id(value)] = 1 + sum(_nodes(each, known) for each in children)
     return known[id(value)]

@@ -1,5 +1,5 @@
 """
-A table of every setting of a Tahoe-LAFS 1.20 node, with what PipeGrid does with it; none is ignored silently.
+A table of every setting of a Tahoe-LAFS 1.20 node, and how PipeGrid treats each; none is ignored silently.
 
 A setting is *followed*; or *refused*, if it is about privacy, trust or storage and PipeGrid cannot follow it;
 or *not used*, if it is about a part of the node that PipeGrid does not have. An unknown name is refused: it
@@ -29,7 +29,9 @@ Role = Literal["client", "server"]
 Treatment = Literal["followed", "refused", "reported", "not used"]
 SectionValues = Mapping[str, str]
 RefusalRule = Callable[[str, SectionValues], "str | None"]
-"""A function of a value and its whole section; returns why the value is refused, or None if it is not."""
+"""
+A function that gets a value and all settings of its section; it returns why the value is refused, or None.
+"""
 
 BLACKLIST_NAME = "access.blacklist"
 MAX_MANAGERS = 16
@@ -45,10 +47,11 @@ class Setting(NamedTuple):
     Attributes:
         section: the section of ``tahoe.cfg``, or the name of a file.
         name: the name of the setting; ``*``: every name in the section, since the user chooses them.
-        client: what client commands do with the setting.
-        server: what ``serve`` does with the setting.
-        note: the meaning of the setting, or the reason.
-        refuses: decides which values are refused; None: no value, apart from checks in other modules.
+        client: how client commands treat the setting.
+        server: how ``serve`` treats the setting.
+        note: the meaning of the setting, or the reason for its treatment.
+        refuses: decides which values are refused; None: no value is refused, apart from checks in other
+            modules.
     """
 
     section: str
@@ -347,7 +350,8 @@ def checked_config(
     Return the path and the settings of a directory's configuration file, after ``check``.
 
     Args:
-        follows_blacklist: the caller blocks what ``access.blacklist`` names, so that it may name something.
+        follows_blacklist: the caller blocks the files that ``access.blacklist`` names, so the list may have
+            entries.
 
     Raises:
         UsageError: there is no such file, it cannot be parsed, or a setting is refused.
@@ -366,7 +370,8 @@ def check(parser: SettingsFile, role: Role, names: bool = True) -> None:
     Check every setting of a ``tahoe.cfg``, before anything is sent.
 
     Args:
-        names: whether unknown names are refused; False for ``pipegrid.cfg``, which has names of its own.
+        names: whether unknown names are refused; False for ``pipegrid.cfg``, whose own names are checked
+            separately.
 
     Raises:
         RefusedSetting: a setting is unknown, or cannot be followed.
@@ -411,7 +416,7 @@ def check_entry(server_id: object, entry: object, name: str) -> list[str]:
         A warning for each unknown name.
 
     Raises:
-        RefusedSetting: the entry requires a way to reach the server that is not known.
+        RefusedSetting: the entry requires an unknown way to reach the server.
     """
     where = f"{name}: server {str(server_id)[:60]!r}"
     warnings = []
@@ -443,7 +448,7 @@ def _check_connections(where: str, value: object) -> None:
 
 def check_blacklist(directory: Path) -> None:
     """
-    Check that the node has no list of forbidden files (``access.blacklist``).
+    Check that the node has no list of forbidden files (``access.blacklist``), or an empty one.
 
     Raises:
         RefusedSetting: the list has entries, or cannot be read.

@@ -1,8 +1,9 @@
 """
-A Tor of this program: started when it is needed first, with a data directory of its own, and ended with it.
+Runs Tor for this program: starts it at the first use, with a data directory that no other program uses, and
+ends it with the program.
 
-Tor ends when the connection to its control port does, also if this program is killed. Programs that run at
-the same time with one directory have data directories of their own.
+Tor ends when the connection to its control port does, even if this program is killed. Each of several
+programs that run at the same time has its own Tor and its own data directory.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from pipegrid.reactor.tcp_socks5_endpoints import ProxyError
 from pipegrid.reactor.tor_control_port import CONTROL_S, connect_control, listeners_in, reason_of
 
 START_S = 180.0
-"""How long Tor may take until it can be used; the first time it fetches a directory of relays."""
+"""The time limit for the start of Tor, which fetches a directory of relays the first time."""
 
 AGAIN_S = 10.0
-"""How long a failed start is not repeated."""
+"""How long after a failed start no new start is attempted; the error is repeated."""
 
 MAX_DIRECTORIES = 8
-"""How many programs may each have a Tor at the same time with one directory."""
+"""How many programs may each run a Tor at the same time in one client's directory."""
 
 USUAL_NAMES = ("tor", "/usr/sbin/tor", "/usr/bin/tor")
 DIRECTORY_NAME = "tor"
@@ -45,11 +46,11 @@ _SUMMARY = re.compile(r'SUMMARY="([^"]{0,100})"')
 
 class LaunchedTor:
     """
-    Starts Tor once for all who ask, and again if it has ended.
+    Starts one Tor for all callers, and starts it again if it has ended.
 
     Args:
-        directory: where data directories are made, each for one running Tor.
-        executable: the program; empty: ``tor`` on the path.
+        directory: the parent of the data directories, one for each running Tor.
+        executable: the Tor program; empty: ``tor`` in the search path or a usual place.
     """
 
     def __init__(self, directory: Path, executable: str = "") -> None:
@@ -66,22 +67,22 @@ class LaunchedTor:
 
     async def socks_addresses(self, reactor: Any) -> tuple[ProxyAddress, ...]:
         """
-        Return where its SOCKS port is; starts it if it does not run.
+        Return the addresses of Tor's SOCKS ports; starts Tor if it does not run.
 
         Raises:
-            UsageError: it is not installed.
-            ProxyError: it does not start.
+            UsageError: Tor is not installed, or its files cannot be written.
+            ProxyError: Tor does not start.
         """
         await self._started(reactor)
         return self._socks
 
     async def control_addresses(self, reactor: Any) -> tuple[ProxyAddress, ...]:
-        """Return where its control port is; otherwise as ``socks_addresses``."""
+        """Return the address of Tor's control port; starts Tor and raises errors like ``socks_addresses``."""
         await self._started(reactor)
         return () if self._control is None else (self._control,)
 
     def stop(self) -> None:
-        """End it at once; the next connection starts another."""
+        """End Tor at once; the next connection starts another one."""
         self._socks, self._control = (), None
         protocol, self._protocol = self._protocol, None
         if protocol is not None:
@@ -116,20 +117,20 @@ class LaunchedTor:
 
     async def _start(self, reactor: Any) -> None:
         until_s = reactor.seconds() + START_S
-        self.stop()  # one that has lost its connection
+        self.stop()  # a Tor whose control connection was lost
         program = self._program()
         place, lock = self._claim()
         try:
             self._process = _run(program, place, lock)
         except OSError as error:
             text = f"cannot start {program}: {error.strerror}; set [tor] tor.executable"
-            if error.filename != program:  # such as a full disk
+            if error.filename != program:  # another file: the disk may be full
                 text = (
                     f"cannot write what Tor needs in {place}: {error.strerror}; make that possible"
                 )
             raise UsageError(text) from None
         finally:
-            os.close(lock)  # Tor has it until it ends
+            os.close(lock)  # Tor inherits the lock and holds it until it ends
         self._control = await self._control_port(reactor, place, until_s)
         self._protocol = protocol = await connect_control(reactor, self._control)
         protocol.when_disconnected().addBoth(self._lost, protocol)
@@ -142,7 +143,7 @@ class LaunchedTor:
 
     def _lost(self, _: object, protocol: Any) -> None:
         if self._protocol is protocol:
-            self._socks = ()  # the next connection starts it again
+            self._socks = ()  # so the next connection starts Tor again
 
     def _program(self) -> str:
         names = (self._executable,) if self._executable else USUAL_NAMES
@@ -157,7 +158,7 @@ class LaunchedTor:
         )
 
     def _claim(self) -> tuple[Path, int]:
-        """Return a data directory that no running Tor has, and its lock."""
+        """Return a data directory that no running Tor uses, and the file descriptor of its lock."""
         for number in range(1, MAX_DIRECTORIES + 1):
             place = self._directory / f"{DIRECTORY_NAME}-{number}"
             try:
@@ -179,7 +180,7 @@ class LaunchedTor:
             try:
                 text = read_file(place / "control-port", _MAX_FILE_BYTES).decode("ascii", "replace")
                 return parse_proxy_address(text.strip().removeprefix("PORT="))
-            except (FileNotFoundError, ValueError):  # not written, or not completely
+            except (FileNotFoundError, ValueError):  # missing or incomplete
                 await deferLater(reactor, _LOOK_S)
         raise ProxyError(f"Tor did not open its control port within {START_S:.0f} s")
 
@@ -225,10 +226,12 @@ async def _ask(reactor: Any, asked: Deferred[Any]) -> Any:
 
 
 def _run(program: str, place: Path, lock: int) -> subprocess.Popen[bytes]:
-    """Start Tor with the lock of its directory, and the output in a file there."""
+    """
+    Start Tor, which inherits the lock of its data directory; its output goes to a file in the directory.
+    """
     control, empty = place / "control-port", place / "torrc"
     control.unlink(missing_ok=True)
-    empty.write_bytes(b"")  # Tor takes no /dev/null
+    empty.write_bytes(b"")  # Tor does not accept /dev/null
     settings = {
         "DataDirectory": str(place),
         "SocksPort": "auto",
@@ -248,5 +251,5 @@ def _run(program: str, place: Path, lock: int) -> subprocess.Popen[bytes]:
             stdout=output,
             stderr=output,
             pass_fds=(lock,),
-            start_new_session=True,  # Ctrl-C is for this program, which then ends Tor
+            start_new_session=True,  # keeps Ctrl-C from Tor; this program ends Tor
         )

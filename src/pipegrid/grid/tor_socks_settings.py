@@ -1,5 +1,6 @@
 """
-The connection policy of a directory: ``[connections]``, ``[tor]``, ``[socks]`` and ``reveal-IP-address``.
+Reads the connection policy of a directory: ``[connections]``, ``[tor]``, ``[socks]`` and
+``reveal-IP-address``.
 
 The names and meanings are those of Tahoe-LAFS; ``[socks]`` and ``tcp = socks`` exist only in
 ``pipegrid.cfg``. A setting that cannot be followed raises an error before anything is sent.
@@ -32,7 +33,7 @@ TRUE = ("1", "yes", "true", "on")
 FALSE = ("0", "no", "false", "off")
 
 SERVER_WAYS = ("tcp", "tor", "disabled")
-"""The values of ``connections: {tcp: …}`` of one server."""
+"""The permitted values of ``connections: {tcp: …}`` in a server's entry."""
 
 _COPIED = {
     "node": ("reveal-IP-address",),
@@ -45,7 +46,7 @@ _SENT = "nothing was sent"
 
 def connection_policy(parser: SettingsFile, is_tahoe: bool) -> ConnectionPolicy:
     """
-    Return how the settings of a directory permit connections.
+    Return the connection policy in the settings of a directory.
 
     Args:
         is_tahoe: whether the file is a ``tahoe.cfg``.
@@ -91,11 +92,10 @@ def policy_for_server(policy: ConnectionPolicy, way: str, where: str) -> Connect
 
     Args:
         way: one of ``SERVER_WAYS``.
-        where: the beginning of an error: the file, and which server.
+        where: the beginning of an error: the file and the server.
 
     Raises:
-        RefusedSetting: that way reveals the IP address, which must be hidden; or needs Tor, which is not
-            used.
+        RefusedSetting: the way reveals the IP address, which must be hidden; or needs Tor, which is not used.
     """
     if way == "tcp":
         if policy.hides_address:
@@ -128,7 +128,7 @@ def _tor(parser: SettingsFile) -> Way:
 
 def control_address(parser: SettingsFile) -> ProxyAddress | None:
     """
-    Return where Tor's control port is, if the settings say so.
+    Return the address of Tor's control port in the settings; None if it is not set.
 
     Raises:
         RefusedSetting: the value is not an address.
@@ -137,17 +137,17 @@ def control_address(parser: SettingsFile) -> ProxyAddress | None:
 
 
 _LAUNCHED: dict[tuple[Path, str], LaunchedTor] = {}
-"""One for each directory, since all connections of a process share one Tor."""
+"""The Tor of each directory and executable, since all connections of a process share one Tor."""
 
 
 def launched_tor(parser: SettingsFile) -> LaunchedTor:
     """
-    Return the Tor that is started for a directory.
+    Return the Tor of a client's directory, which starts when it is first needed.
 
     Raises:
-        RefusedSetting: the library is not installed.
+        RefusedSetting: txtorcon is not installed.
     """
-    # Most clients start no Tor.
+    # Imported here since most clients start no Tor.
     from pipegrid.grid.tor_process import LaunchedTor
     from pipegrid.reactor.tor_control_port import MISSING_LIBRARY
 
@@ -161,7 +161,7 @@ def launched_tor(parser: SettingsFile) -> LaunchedTor:
 
 
 def _found_by_control(control: ProxyAddress) -> Find:
-    # Most clients do not use a control port.
+    # Imported here since most clients do not use a control port.
     from pipegrid.reactor.tor_control_port import MISSING_LIBRARY, TorControl
 
     if find_spec("txtorcon") is None:
@@ -209,7 +209,7 @@ def _flag(parser: SettingsFile, section: str, name: str, default: bool) -> bool:
 
 
 def settings_to_copy(parser: SettingsFile) -> dict[str, dict[str, str]]:
-    """Return the settings that decide on connections, by section and name, as they are."""
+    """Return the connection settings that are set, by section and name, with unchanged values."""
     found: dict[str, dict[str, str]] = {}
     for section, names in _COPIED.items():
         for name in names:

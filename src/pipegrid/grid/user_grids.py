@@ -6,7 +6,8 @@ Several grids of one user.
     [grids]
     friends = grids/friends
 
-``pipegrid --grid friends`` uses one; each of these directories is a client's like any other.
+``pipegrid --grid friends`` uses the grid ``friends``. Each of these directories is an ordinary client's
+directory.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pipegrid.grid.strict_config import read_config
 MAX_GRIDS = 100
 _GRID_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}\Z")
 _GRIDS = "grids"
-"""The section of ``pipegrid.cfg``, and the directory of further grids next to it."""
+"""The section of ``pipegrid.cfg``, and the name of the directory next to it that contains further grids."""
 
 
 def grids_of(directory: Path) -> dict[str, Path]:
@@ -33,10 +34,10 @@ def grids_of(directory: Path) -> dict[str, Path]:
     Return the directories of a user's grids, by name.
 
     Args:
-        directory: the client's directory whose ``pipegrid.cfg`` names them.
+        directory: the client's directory whose ``pipegrid.cfg`` names the grids.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: the file cannot be read.
     """
     if not (directory / CONFIG_NAME).is_file():
         return {}
@@ -53,7 +54,7 @@ def grid_directory(directory: Path, name: str) -> Path:
     Return the directory of one of a user's grids.
 
     Raises:
-        UsageError: there is no grid of that name.
+        UsageError: the user has no grid with this name, or the name is not valid.
     """
     found = grids_of(directory)
     name = checked_grid_name(name)
@@ -67,24 +68,24 @@ def grid_directory(directory: Path, name: str) -> Path:
 
 def checked_grid_name(name: str) -> str:
     """
-    Return the name of a grid as the settings have it.
+    Return the name of a grid in lower case, as the settings have it.
 
     Raises:
-        UsageError: it cannot be one.
+        UsageError: the text cannot be a grid's name.
     """
     if _GRID_NAME.match(name) is None:
         raise UsageError(
             "a grid's name has 1 to 40 letters, digits, hyphens and underscores; choose such a name"
         )
-    return name.lower()  # settings have no case
+    return name.lower()  # names of settings have no case
 
 
 def place_for_grid(directory: Path, name: str) -> Path:
     """
-    Return where a further grid of a user is made.
+    Return the path at which a further grid of a user is created.
 
     Raises:
-        UsageError: there is a grid of this name, or its place is taken.
+        UsageError: a grid with this name exists, or the path exists.
     """
     name = checked_grid_name(name)
     if name in grids_of(directory):
@@ -105,7 +106,7 @@ def name_grid(directory: Path, name: str, place: Path) -> None:
         place: the grid's directory, within ``directory`` or ``directory`` itself.
 
     Raises:
-        UsageError: there are too many, or the settings cannot be written.
+        UsageError: there are too many grids, or the settings cannot be written.
         SinkError: the disk is full.
     """
     if len(grids_of(directory)) >= MAX_GRIDS:

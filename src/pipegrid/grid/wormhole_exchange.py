@@ -1,4 +1,4 @@
-"""Invitations through a Magic Wormhole: a short code, and a relay that learns nothing."""
+"""Exchanges invitations through Magic Wormhole: with a short code, and over a relay that cannot read them."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ from pipegrid.reactor.deferreds import Waiters
 from pipegrid.reactor.tcp_socks5_endpoints import endpoint_through
 from pipegrid.wire.announcements import KnownServer, printable
 
-# Both ends meet in a mailbox of a relay. They derive a key from the code (SPAKE2), so the relay sees
-# ciphertext, and a guess can be wrong once: then both ends are notified, and the code is spent.
-# ``invitation`` has the messages; here they are sent and received, with a time limit for each step and a
-# bound on what the relay may send. Nothing is written here.
+# Both ends meet in a mailbox of a relay. They derive a key from the code (SPAKE2), so the relay sees only
+# ciphertext. An attacker can guess the code only once: after a wrong guess both ends are notified, and the
+# code cannot be used again. ``invitation_messages`` defines the messages; this module sends and receives
+# them, with a time limit for each step and a bound on the bytes from the relay. This module writes no files.
 #
 # The library is optional (``pip install 'pipegrid[invite]'``); only commands that invite or join import this
 # module.
@@ -63,28 +63,33 @@ CONNECT_S = 30.0
 """The time limit for reaching the relay."""
 
 ANSWER_S = 60.0
-"""The time limit for each answer of the other end, once it has shown itself; a server may have to start."""
+"""
+The time limit for each answer of the other end after its first message; a joiner may have to start a server.
+"""
 
 MEET_S = 30.0
-"""How long a joiner waits for the inviter, whose command is running already."""
+"""How long a joiner waits for the inviter's first message; the inviter's command is running already."""
 
 _CLOSE_S = 5.0
 _MAX_RECEIVED_BYTES = 8 * MAX_MESSAGE_BYTES
-"""Of all that the relay sends. A message arrives as hex digits, and again after a lost connection."""
+"""
+The most bytes that are received from the relay. A message arrives as hex digits, and again after a lost
+connection.
+"""
 
 
 class WormholeExchange:
     """
     One end of a wormhole.
 
-    Every call that waits ends with an ``InvitationError`` of one sentence when the relay or the other end
-    fails, or its time limit is reached. Close it in any case.
+    Every call that waits raises an ``InvitationError`` with one sentence if the relay or the other end fails,
+    or if the call's time limit is reached. The caller closes the exchange in any case.
 
     Args:
         reactor: connects and measures time.
         relay_url: see ``checked_relay``.
-        advice: what to do once the code is spent, for errors.
-        policy: the way to the relay.
+        advice: the part of errors that says what to do when the code cannot be used again.
+        policy: the permitted way to the relay.
     """
 
     def __init__(self, reactor: Any, relay_url: str, advice: str, policy: ConnectionPolicy) -> None:
@@ -95,7 +100,7 @@ class WormholeExchange:
         self._dialer = _BoundedDialer(reactor, policy, self._give_up)
         self._waiting: Deferred[Any] | None = None
         self._resources = ExitStack()
-        # The library prints an exception that the relay causes; standard output has results only.
+        # The library prints exceptions that the relay causes, but standard output must have only results.
         self._resources.enter_context(redirect_stdout(io.StringIO()))
         try:
             self._wormhole: Any = create(APP_ID, self._relay_url, reactor, tor=self._dialer)
@@ -105,10 +110,10 @@ class WormholeExchange:
 
     async def _start_proxy(self) -> None:
         """
-        Start what leads to the relay, if the settings say that it is started.
+        Start the proxy that leads to the relay, if the settings say that it must be started.
 
         Raises:
-            InvitationError: it does not start; no code was used.
+            InvitationError: the proxy does not start; no code was used.
         """
         if self._policy.starting is not None:
             try:
@@ -117,7 +122,7 @@ class WormholeExchange:
                 raise InvitationError(str(error)) from None
 
     async def new_code(self) -> str:
-        """Return a new code, which is valid until this end is closed."""
+        """Return a new code, which is valid until this exchange is closed."""
         await self._start_proxy()
         self._wormhole.allocate_code()
         code: str = await self._wait(self._wormhole.get_code(), CONNECT_S, self._no_relay)
@@ -128,7 +133,7 @@ class WormholeExchange:
         Meet the end that made a code.
 
         Raises:
-            UsageError: it is not a code.
+            UsageError: the text is not a code.
         """
         await self._start_proxy()
         try:
@@ -138,7 +143,7 @@ class WormholeExchange:
         await self._wait(self._wormhole.get_welcome(), CONNECT_S, self._no_relay)
 
     def send(self, message: bytes) -> None:
-        """Send a message once the other end has connected."""
+        """Send a message; the library sends it once the other end has connected."""
         self._wormhole.send_message(message)
 
     async def receive(self, timeout_s: float, silence: str) -> bytes:
@@ -146,7 +151,8 @@ class WormholeExchange:
         Return the next message of the other end.
 
         Args:
-            silence: the sentence to fail with when it does not come in time.
+            timeout_s: the time limit.
+            silence: the sentence of the error if no message comes in time.
         """
 
         def late() -> InvitationError:
@@ -160,10 +166,12 @@ class WormholeExchange:
         return message
 
     async def close(self) -> None:
-        """Leave the mailbox, which spends the code; waits a few seconds for the relay at most."""
+        """
+        Leave the mailbox, so that the code cannot be used again; waits at most a few seconds for the relay.
+        """
         try:
             closing = self._wormhole.close().addTimeout(_CLOSE_S, self._reactor)
-            with suppress(Exception):  # what went wrong was reported already, or no longer matters
+            with suppress(Exception):  # an error was reported already, or no longer matters
                 await closing
         finally:
             self._dialer.stop()
@@ -171,8 +179,11 @@ class WormholeExchange:
             self._resources.close()
 
     async def _stop_reconnecting(self) -> None:
-        """Stop what the library would do for ever where a relay does not let it finish."""
-        with suppress(AttributeError):  # private names, which are only needed with a bad relay
+        """
+        Stop the library's reconnecting, which would go on for ever if the relay does not let the library
+        finish.
+        """
+        with suppress(AttributeError):  # private names; needed only with a bad relay
             await self._wormhole._boss._RC._connector.stopService()
 
     def _give_up(self) -> None:
@@ -205,7 +216,7 @@ class WormholeExchange:
         )
 
     def _explained(self, error: Exception) -> InvitationError:
-        """Return the error for what the library reports."""
+        """Return the error for the user that explains an error of the library."""
         relay = f"the relay {self._relay_url}"
         if self._dialer.exceeded:
             return InvitationError(f"{relay} sends too much; name another relay")
@@ -237,16 +248,16 @@ class WormholeExchange:
 @implementer(ITorManager)
 class _BoundedDialer:
     """
-    Connects a wormhole to its relay, and bounds what that may send; the library's place for this is where
-    it takes a connection through Tor.
+    Connects a wormhole to its relay, and bounds the bytes that the relay may send. The library calls this
+    object instead of its manager of Tor connections.
 
     Args:
-        policy: the way to the relay.
-        give_up: called when the relay sends too much.
+        policy: the permitted way to the relay.
+        give_up: called when the relay has sent too much.
 
     Attributes:
         connected: whether there is a connection.
-        exceeded: whether the relay sent too much; then nothing more is received.
+        exceeded: whether the relay has sent too much; if so, nothing more is received.
     """
 
     def __init__(self, reactor: Any, policy: ConnectionPolicy, give_up: Callable[[], None]) -> None:
@@ -259,19 +270,19 @@ class _BoundedDialer:
         self._protocols: set[Any] = set()
 
     def stream_via(self, host: str, port: int, tls: bool = False) -> _RelayEndpoint:
-        """Return the endpoint of the relay, as the library asks for it."""
+        """Return the endpoint of the relay; the library calls this method."""
         endpoint: Any = endpoint_through(self._policy, self._reactor, host, port)
         if tls:
             endpoint = wrapClientTLS(optionsForClientTLS(host), endpoint)
         return _RelayEndpoint(endpoint, self)
 
     def stop(self) -> None:
-        """Close what is open, also where the relay does not answer any more."""
+        """Abort all open connections, even if the relay no longer responds."""
         for protocol in tuple(self._protocols):
             protocol.transport.abortConnection()
 
     def watch(self, protocol: Any) -> Any:
-        """Count what a protocol receives; returns it."""
+        """Make a protocol count the bytes that it receives; returns the protocol."""
         receive, lose = protocol.dataReceived, protocol.connectionLost
         self.connected = True
         self._protocols.add(protocol)
@@ -295,7 +306,7 @@ class _BoundedDialer:
 
 
 class _RelayEndpoint:
-    """The relay, as an endpoint whose connections are watched."""
+    """The endpoint of the relay; the bytes that its connections receive are counted."""
 
     def __init__(self, endpoint: Any, dialer: _BoundedDialer) -> None:
         self._endpoint = endpoint
@@ -307,7 +318,7 @@ class _RelayEndpoint:
         return self._endpoint.connect(factory)
 
 
-# The two ends of an invitation, over an open exchange.
+# The messages between inviter and joiner, over an open exchange.
 
 
 async def invite(
@@ -324,7 +335,8 @@ async def invite(
         add: adds a joiner's server to the inviter's list.
 
     Returns:
-        whether the joiner is PipeGrid, and what it answered; None: Tahoe-LAFS, which answers nothing.
+        whether the joiner is PipeGrid, and the joiner's last answer; None for Tahoe-LAFS, which does not
+            answer.
 
     Raises:
         InvitationError: the code has expired, was entered wrongly, or the joiner sends nonsense.
@@ -351,10 +363,10 @@ async def invite(
 
 async def take(exchange: WormholeExchange, code: str) -> tuple[Invitation, bool]:
     """
-    Return the invitation of a code, and whether the inviter is PipeGrid and waits for an answer.
+    Return the invitation for a code, and whether the inviter is PipeGrid and waits for an answer.
 
     Raises:
-        UsageError: it is not a code.
+        UsageError: the text is not a code.
         InvitationError: the code is wrong, used or expired, or the inviter sends nonsense.
     """
     await exchange.use_code(code)
@@ -373,14 +385,14 @@ async def offer_server(exchange: WormholeExchange, server: KnownServer) -> AddRe
     Ask a PipeGrid inviter to add a server to its list.
 
     Raises:
-        InvitationError: it does not answer, or sends nonsense.
+        InvitationError: the inviter does not answer, or sends nonsense.
     """
     exchange.send(JoinReply(True, server).as_message())
     silence = "the inviter does not say whether it has added the server; ask for a new code"
     return parse_add_reply(await exchange.receive(ANSWER_S, silence))
 
 
-# A relay in this process, for networks without a public one.
+# A relay in this process, for networks in which no public relay can be reached.
 
 _LEAVE_S = 3.0
 _MAX_CONNECTIONS = 32
@@ -389,11 +401,11 @@ _MAX_RELAYED_BYTES = 64 << 20
 
 class Relay:
     """
-    A mailbox server for the time of one invitation.
+    A mailbox server that runs for the time of one invitation.
 
     Attributes:
-        url: its address for others.
-        url_here: its address on this machine.
+        url: the relay's address for other machines.
+        url_here: the relay's address on this machine.
     """
 
     def __init__(self, reactor: Any, url: str, url_here: str, port: Any, service: Any) -> None:
@@ -405,10 +417,10 @@ class Relay:
 
     async def stop(self) -> None:
         """
-        Stop it, with all its connections.
+        Stop the relay and its connections.
 
-        An end that has read the last message may still be leaving the mailbox, and learns how the exchange
-        ended only once it has left; it has a few seconds for that.
+        An end that has read the last message may still be leaving the mailbox; only when it has left does it
+        learn how the exchange ended. So the relay waits a few seconds for the ends to leave.
         """
         if self._service.running:
             await self._port.stopListening()
@@ -424,7 +436,7 @@ async def start_relay(reactor: Any, host: str, port: int, interface: str = "") -
     Start a relay.
 
     Args:
-        host: this machine's name or address for others.
+        host: this machine's name or address for other machines.
         port: a TCP port; 0: any free one.
         interface: the address to listen on; empty: all.
 
@@ -460,7 +472,7 @@ async def start_relay(reactor: Any, host: str, port: int, interface: str = "") -
 
 
 class _RelayConnection(ProtocolWrapper):
-    """A connection to our relay, whose bytes count."""
+    """A connection to this process's relay, which counts the received bytes."""
 
     def dataReceived(self, data: bytes) -> None:
         factory: Any = self.factory
@@ -473,7 +485,9 @@ class _RelayConnection(ProtocolWrapper):
 
 
 class _BoundedRelay(WrappingFactory):
-    """Bounds our relay's connections, and the bytes that it takes: it keeps messages in memory."""
+    """
+    Bounds the relay's connections and the bytes that the relay receives, since it keeps messages in memory.
+    """
 
     protocol = _RelayConnection
     noisy = False
@@ -484,7 +498,7 @@ class _BoundedRelay(WrappingFactory):
         self._unused: Waiters[None] = Waiters()
 
     def when_unused(self) -> Deferred[None]:
-        """Fires once there is no connection."""
+        """Return a Deferred that fires when there are no connections."""
         return self._unused.wait() if self.protocols else succeed(None)
 
     def unregisterProtocol(self, p: Any) -> None:

@@ -1,8 +1,9 @@
 """
 Pipelined HTTP/1.1 for any Twisted program.
 
-``PipelinedAgent`` is an ``IAgent``, for treq as well. ``HostPool`` sends raw requests to one host, and
-``PipelinedConnection`` on one connection. ``PinnedEndpoints`` and ``ProxyEndpoints`` make the connections.
+``PipelinedAgent`` is an ``IAgent``, which treq can use as well. ``HostPool`` sends raw requests to one host,
+and ``PipelinedConnection`` sends them on one connection. ``PinnedEndpoints`` and ``ProxyEndpoints`` make the
+connections.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``PipelinedAgent``: Twisted's ``IAgent`` over pipelined connections, with its ``IResponse``."""
+"""``PipelinedAgent``: Twisted's ``IAgent`` over pipelined connections, and its responses (``IResponse``)."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ from pipegrid.http11.request_body_sender import framing_of
 from pipegrid.http11.response_parser import ResponseHead
 from pipegrid.reactor.deferreds import check_own_thread
 
-# The response as Twisted programs know it (``IResponse``), and the request that waits for it.
+# The response as Twisted programs know it (``IResponse``), and the request to which it belongs.
 
-# Headers about the connection, not about the content; Twisted's own agent hides them too.
+# Headers about the connection, not about the content; Twisted's own agent also hides them.
 _HOP_BY_HOP = frozenset(
     (
         b"connection",
@@ -106,7 +106,7 @@ class AgentExchange(Exchange):
 
 @implementer(IClientRequest)
 class ClientRequest:
-    """The request of a response, as ``IResponse.request`` shows it: method, URI and headers."""
+    """The request to which a response belongs, as ``IResponse.request`` shows it: method, URI and headers."""
 
     def __init__(self, exchange: AgentExchange) -> None:
         self.method = exchange.method
@@ -117,8 +117,8 @@ class ClientRequest:
 @implementer(IResponse)
 class PipelinedResponse:
     """
-    One response. Its body is read from the connection once ``deliverBody`` is called. Until then, only the
-    bytes that came in the same read as the head are kept, and the following responses wait.
+    One response. ``deliverBody`` starts reading the body. Before that, only the bytes that came in the same
+    read as the head are kept, and the following responses wait.
 
     The headers include ``Content-Length``, but no headers about the connection.
     """
@@ -155,12 +155,12 @@ class PipelinedResponse:
 
     @property
     def version(self) -> tuple[bytes, int, int]:
-        """The version in the response, as in ``IResponse``: ``(b"HTTP", major, minor)``."""
+        """The HTTP version of the response, as in ``IResponse``: ``(b"HTTP", major, minor)``."""
         return (b"HTTP", *self._head.version)
 
     @property
     def headers(self) -> Headers:
-        """The headers, made on first use: making them for every response cost a fifth of the speed."""
+        """The headers, made on first use: making headers for every response cost a fifth of the speed."""
         headers = self._headers
         if headers is None:
             headers = self._headers = Headers()
@@ -171,7 +171,7 @@ class PipelinedResponse:
 
     @property
     def request(self) -> IClientRequest:
-        """The request of this response; a new object for each call."""
+        """The request to which this response belongs; a new object for each access."""
         return cast(IClientRequest, ClientRequest(self._exchange))
 
     def setPreviousResponse(self, response: IResponse) -> None:
@@ -195,7 +195,7 @@ class PipelinedResponse:
             exchange.connection.pause_changed(exchange)
 
     def finish(self, error: PipegridError | None) -> None:
-        """End the body: complete, or with an error."""
+        """End the body as complete if ``error`` is None, else with the error."""
         if error is not None:
             reason = Failure(ResponseFailed([Failure(error)], self))
         elif self._head.until_close:
@@ -211,14 +211,15 @@ class PipelinedResponse:
             protocol.connectionLost(reason)
 
     def set_paused(self, paused: bool) -> None:
-        """Pause or resume the body for its reader."""
+        """Pause or resume the body, as its reader has asked."""
         self._exchange.set_paused(paused)
 
     def stop(self) -> None:
         """
-        Stop the body for its reader. The connection survives if little of the response is left.
+        Stop the body, as its reader has asked. The connection survives if little of the response is left.
 
-        The reader's ``connectionLost`` is called in a later turn, as by a real transport: readers rely on it.
+        The reader's ``connectionLost`` is called in a later turn of the reactor, as by a real transport:
+        readers rely on that.
         """
         if self.protocol is None:
             return
@@ -235,7 +236,7 @@ def _say_stopped(protocol: IProtocol, response: PipelinedResponse) -> None:
 
 @implementer(ITransport, IPushProducer)
 class BodyTransport:
-    """The transport of a body's reader, which can pause the body or stop it."""
+    """The transport that a body's reader gets, by which the reader can pause or stop the body."""
 
     __slots__ = ("_response",)
 
@@ -276,31 +277,32 @@ class BodyTransport:
         return cast(IAddress, getattr(connection.transport, getter)())
 
 
-# ``PipelinedAgent``: pipelined HTTP for any program that knows Twisted's ``IAgent``, treq included.
+# ``PipelinedAgent``: pipelined HTTP for any program that uses Twisted's ``IAgent``, treq included.
 #
-# **Speed** (misc/speedtest/agent.py, 200-byte GETs on one connection): 8 times Twisted's ``Agent`` at no
-# latency, over 100 times at 20 ms. A request takes about 30 µs, and the profile is flat, because work is done
-# for each read instead of each request where possible: one parser call and one write for each read, no timer
-# for each request, header objects only when they are used, each host's URI parsed once. The rest is mostly
-# Deferreds and ``readBody``; raw requests, with one Deferred each, are 20 times as fast as Twisted's.
+# **Speed** (misc/speedtest/agent.py, 200-byte GETs on one connection): 8 times Twisted's ``Agent`` without
+# latency, over 100 times at a latency of 20 ms. A request takes about 30 µs, and the profile is flat, because
+# work is done for each read instead of each request where possible: one parser call and one write for each
+# read, no timer for each request, header objects only when they are used, each host's URI parsed once. The
+# rest is mostly Deferreds and ``readBody``. Raw requests, with one Deferred each, are 20 times as fast as
+# Twisted's.
 
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _URI = re.compile(rb"[\x21-\x7e]+")
 _ORIGIN = re.compile(rb"https?://[^/?#@\\]+", re.IGNORECASE)
 _BAD_IN_VALUE = re.compile(rb"[\r\n\0]")
 
-# Headers that only the agent may set, since they describe how it sends the request.
+# Headers that only the agent may set, since they describe how the agent sends the request.
 _FRAMING = frozenset((b"content-length", b"transfer-encoding"))
 _METHODS_WITH_BODY = frozenset((b"POST", b"PUT", b"PATCH"))
 _KNOWN_METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"))
 
 _AGENT = "A PipelinedAgent"
 
-MAX_HOSTS = 1000  # hosts that are remembered; then idle ones are dropped
+MAX_HOSTS = 1000  # maximum of remembered hosts; then idle ones are dropped
 
 
 class _Origin:
-    """What all requests to one origin (scheme, host and port) share."""
+    """What is common to all requests to one origin (scheme, host and port)."""
 
     __slots__ = ("before", "for_proxy", "host_line", "pool", "prefix_length")
 
@@ -309,7 +311,7 @@ class _Origin:
     ) -> None:
         self.pool = pool
         self.prefix_length = prefix_length
-        # A request to a proxy has the whole URI (RFC 9112, 3.2.2), and the proxy's credentials.
+        # A request to a proxy contains the whole URI (RFC 9112, 3.2.2), and the credentials for the proxy.
         self.before = b"" if proxy is None else b"http://" + netloc
         self.for_proxy = b"" if proxy is None else proxy.authorization
         self.host_line = b" HTTP/1.1\r\nHost: " + netloc + b"\r\n" + self.for_proxy
@@ -326,23 +328,24 @@ class PipelinedAgent:
 
     Requests to one host are sent at once, one after the other, on few connections. Responses are delivered in
     the order in which the host sends them, and their bodies are streamed with back-pressure. If a connection
-    is lost, idempotent requests are sent again on another one.
+    is lost, its idempotent requests are sent again on another connection.
 
-    Before the head of a response, errors are those of ``pipegrid.http11.exchange``; after it, the body's
+    Errors before the head of a response are those of ``pipegrid.http11.exchange``. After the head, the body's
     protocol gets ``twisted.web.client.ResponseFailed``, as ``IResponse`` requires.
 
     Calls from other threads than the reactor's are refused (``UsageError``).
 
     Args:
         reactor: for timeouts, and for connections unless endpoints are given.
-        endpoints: how to connect; see ``pipegrid.http11.endpoints``. Not together with the next three.
+        endpoints: how to connect; see ``pipegrid.http11.endpoints``. Excludes ``contextFactory``,
+            ``connectTimeout`` and ``bindAddress``.
         limits: the limits for each host.
-        contextFactory: an ``IPolicyForHTTPS``, which decides whose certificates are trusted; this and the
-            next two as for Twisted's ``Agent``.
+        contextFactory: an ``IPolicyForHTTPS``, which decides whose certificates are trusted, as for Twisted's
+            ``Agent``.
         connectTimeout: seconds to open a connection, TLS included; replaces the limit in ``limits``.
         bindAddress: the local address, and port or 0, to connect from.
-        serial: True: one request at a time on each connection; or the names of hosts to treat this way,
-            because they confuse the responses to pipelined requests.
+        serial: True: one request at a time on each connection; or the names of hosts that get one request at
+            a time, because they confuse the responses to pipelined requests.
 
     Raises:
         UsageError: an argument is of the wrong kind, or is given twice.
@@ -400,10 +403,10 @@ class PipelinedAgent:
         Send a request; fires with the response's head. Cancelling withdraws the request.
 
         Args:
-            expected_response_bytes: the size of the response, if known, so that a large one does not delay
-                others; by default the sizes of the host's earlier responses are the estimate.
+            expected_response_bytes: the size of the response, if known, so that a large response does not
+                delay others; by default, estimated from the host's earlier responses.
             timeout_s: how long the server may be silent; by default the limit in ``limits``.
-            idempotent: whether the request may be repeated, if the method is misleading.
+            idempotent: whether the request may be repeated; by default, the method decides.
             again_after_silence: False: after a silence of the host, fail instead of sending the request to
                 this host again; for callers that have another host.
         """
@@ -437,7 +440,7 @@ class PipelinedAgent:
     def _head_of(
         self, method: bytes, uri: bytes, headers: Headers | None, body: IBodyProducer | None
     ) -> tuple[_Origin, bytes]:
-        """Return the pool and the head of a request. Raises UsageError, AgentClosed."""
+        """Return the origin and the head of a request. Raises UsageError, AgentClosed."""
         if method not in _KNOWN_METHODS:
             _check_method(method)
         if _URI.fullmatch(uri) is None:
@@ -463,7 +466,7 @@ class PipelinedAgent:
 
     def drop(self, uri: bytes, reason: str) -> None:
         """
-        Abort all connections to the host of a URI; its requests fail and are not repeated.
+        Abort all connections to the host of a URI; the host's requests fail and are not repeated.
 
         Args:
             reason: a clause for the errors, such as "it was too slow".
@@ -522,7 +525,8 @@ class PipelinedAgent:
         proxy = None
         if parsed.scheme == b"http" and isinstance(self._endpoints, ProxyEndpoints):
             proxy = self._endpoints.proxy_of(parsed)
-            proxy = proxy if proxy is None or proxy.socks is None else None  # it takes no requests
+            # A SOCKS5 proxy forwards bytes, not requests.
+            proxy = proxy if proxy is None or proxy.socks is None else None
         origin = self._origins[prefix] = _Origin(pool, len(prefix), netloc, proxy)
         return origin
 
@@ -542,7 +546,7 @@ def _serial_hosts(serial: object) -> Literal[True] | frozenset[bytes]:
 
 
 def _closes(headers: Headers) -> bool:
-    """Return whether a request has ``Connection: close``."""
+    """Return whether the headers of a request have ``Connection: close``."""
     return b"close" in b",".join(headers.getRawHeaders(b"connection", [])).lower()
 
 
@@ -554,7 +558,7 @@ def _add_body(exchange: AgentExchange, body: IBodyProducer) -> None:
 
 
 def _check_kinds(method: object, uri: object, headers: object, producer: object) -> None:
-    """Raise UsageError for the first argument of a request that is of the wrong kind."""
+    """Raise UsageError for the first argument of a request that has a wrong type."""
     check_kind(method, bytes, "the method of a request", "bytes")
     check_kind(uri, bytes, "the URI of a request", "bytes")
     check_kind(headers, (Headers, type(None)), "headers", "a Headers")
@@ -577,7 +581,7 @@ def _head(
     headers: Headers | None,
     producer: IBodyProducer | None,
 ) -> bytes:
-    """Return request line and header lines. No argument can inject a line."""
+    """Return request line and header lines; raise UsageError if an argument would inject a line."""
     lines = [method, b" ", target, origin.host_line]
     if headers is not None:
         for name, values in headers.getAllRawHeaders():

@@ -1,4 +1,4 @@
-"""One pipelined connection: requests in order, responses matched to them, an orderly shutdown."""
+"""One pipelined connection: requests in order, the responses to them, and an orderly shutdown."""
 
 from __future__ import annotations
 
@@ -48,18 +48,21 @@ _log = Logger()
 
 # One connection: requests are written one after the other, and responses arrive in the same order.
 #
-# ``RequestQueue`` decides what may be written, ``RequestWriter`` writes it, ``ResponseParser`` parses what
-# arrives, and ``ReadPause`` stops reading while a reader is paused. This class connects them with the
-# transport, and passes what has arrived to the requests. The first table in ``connection_states_timeouts``
-# has the phases of a connection and what happens to its requests in each; only ``_move`` changes the phase.
+# ``RequestQueue`` decides what may be written, ``RequestWriter`` writes it, ``ResponseParser`` parses the
+# bytes that arrive, and ``ReadPause`` stops reading while a reader is paused. This class connects these parts
+# with the transport, and passes parsed events to the requests. ``Phase`` in ``connection_states_timeouts``
+# lists the phases of a connection and what happens to its requests; only ``_move`` changes the phase.
 #
 # **Timeout.** ``timeout_s`` bounds the server's silence while a response is outstanding. Any received byte,
-# and any drain of the transport, restarts it. A caller that wants a deadline cancels.
+# and any drain of the transport, restarts the timeout. A caller that wants a deadline cancels.
 #
-# **TLS.** Nothing is written before the handshake is over, so a request lost with it was not sent.
+# **TLS.** Nothing is written before the handshake is over, so a request that is lost during the handshake was
+# not sent.
 
 RECEIVE_BYTES = 512 * 1024
-"""The bytes of one read from the socket: clients have few connections, and long responses."""
+"""
+The maximum number of bytes in one read from the socket: clients have few connections, and long responses.
+"""
 
 
 @implementer(IHandshakeListener)
@@ -67,23 +70,24 @@ class PipelinedConnection(Protocol):
     """
     One HTTP/1.1 connection on which requests do not wait for the responses to earlier ones.
 
-    To use one directly, connect it through any endpoint::
+    To use a connection directly, connect it through any endpoint::
 
         connection = await endpoint.connect(Factory.forProtocol(lambda: PipelinedConnection(reactor)))
         first = connection.request(RawRequest(b"POST /a HTTP/1.1\\r\\nHost: h\\r\\n\\r\\n"))
         second = connection.request(RawRequest(b"GET /b HTTP/1.1\\r\\nHost: h\\r\\n\\r\\n"))
 
-    Requests reach the server in the order of the calls, and are never repeated here: if the connection
-    is lost, each unanswered one fails with ``RequestNotSent`` or ``RequestMaybeProcessed``.
+    Requests reach the server in the order of the calls. A connection never repeats requests: if it is lost,
+    each unanswered request fails with ``RequestNotSent`` or ``RequestMaybeProcessed``.
 
     Attributes:
         lane: the requests on the connection.
         owner: is notified of the connection's end and of requests to repeat; may be replaced before the first
             request.
-        ready: whether it is connected and the TLS handshake (if any) is complete.
-        open: whether it accepts requests. False once it is closing, closed or lost.
-        answered: how many responses it has received.
-        answered_after: how many of them came while other responses were outstanding: working pipelining.
+        ready: whether the connection is made and the TLS handshake (if any) is complete.
+        open: whether the connection accepts requests. False once it is closing, closed or lost.
+        answered: how many responses were received.
+        answered_after: how many responses came while others were outstanding, which shows that pipelining
+            works.
         round_trip_s: the shortest time from a small request, alone on the connection, to its response's
             head; None if there was no such request.
     """
@@ -122,13 +126,13 @@ class PipelinedConnection(Protocol):
         self.answered_after = 0
         self.answered = 0
         self.round_trip_s: float | None = None
-        self._corked = False  # while a read is processed; writes that it causes wait for its end
-        self._announced_close = False  # the server's last response had Connection: close
-        self._loss: Loss | None = None  # set when LEAVING begins
-        # An orderly close delivers what was written and sends TLS's close_notify. If the server does not
+        self._corked = False  # True while a read is processed; writes wait for its end
+        self._announced_close = False  # whether the last response had Connection: close
+        self._loss: Loss | None = None  # set when the phase becomes LEAVING
+        # An orderly close delivers the written bytes and sends TLS's close_notify. If the server does not
         # close its side in time, the connection is aborted.
         self._close_timer = Timer(clock, self._abort_transport)
-        self._gone: Waiters[None] | None = Waiters()  # None: the transport is closed
+        self._gone: Waiters[None] | None = Waiters()  # None once the transport is closed
 
     def __repr__(self) -> str:
         phase = self._phase.name.lower() + (f" ({self._loss.reason})" if self._loss else "")
@@ -138,7 +142,7 @@ class PipelinedConnection(Protocol):
         )
 
     def _move(self, happening: LifeEvent) -> None:
-        """Change the phase of the connection for an event."""
+        """Change the phase of the connection as the table ``LIFE`` says for an event."""
         self._phase = phase = LIFE.after(self._phase, happening)
         self.open = phase in TAKES_REQUESTS
         self.ready = self.ready or phase is Phase.READY
@@ -154,14 +158,14 @@ class PipelinedConnection(Protocol):
         Raises (through the Deferred):
             RequestNotSent: the connection is closing or lost, or was lost before this request was sent.
             TooManyRequests: ``max_waiting`` requests are waiting already.
-            RequestMaybeProcessed, RequestTimedOut, ResponseError: see there.
+            RequestMaybeProcessed, RequestTimedOut, ResponseError: see their classes.
         """
         exchange = RawCall(request, self._server)
         self.submit(exchange)
         return exchange.result
 
     def submit(self, exchange: Exchange) -> None:
-        """Accept a request, or fail it at once."""
+        """Accept a request, or fail the request at once."""
         lane = self.lane
         if not self.open:
             reason = self._loss.reason if self._loss else "it is being closed"
@@ -176,19 +180,23 @@ class PipelinedConnection(Protocol):
 
     def flush(self) -> None:
         """
-        Write the submitted requests now, not at the end of this turn, if no response is outstanding.
+        Write the submitted requests now instead of at the end of this turn, if no response is outstanding.
 
-        So the server begins with them earlier; on a busy connection, more of them go in one write.
+        So the server begins with these requests earlier. On a busy connection they wait, so that more of them
+        are written at the same time.
         """
         if not (self._corked or self.lane.written):
             self._writer.flush()
 
     def cancel(self, exchange: Exchange, error: PipegridError | None = None) -> None:
-        """Withdraw a request. With an error, the exchange fails with it; without, it is not notified."""
+        """
+        Withdraw a request. If an error is given, the exchange fails with the error; otherwise the exchange is
+        not notified.
+        """
         if exchange.abandoned or exchange.connection is not self:
             return
         written = self.lane.written
-        # Whether the connection still waits for the same response as before.
+        # Whether the connection waits for the same response after this withdrawal as before.
         waits = bool(written) and written[0] is not exchange
         exchange.abandoned = True
         exchange.wanted_bytes = exchange.received_bytes
@@ -210,24 +218,31 @@ class PipelinedConnection(Protocol):
 
     @property
     def blocked(self) -> bool:
-        """Whether a reader has paused the connection long enough that new requests should use another one."""
+        """
+        Whether a reader has paused the connection for long, so that new requests should use another
+        connection.
+        """
         return self._read_pause.blocked
 
     @property
     def last_activity_s(self) -> float:
-        """The time of the last received or sent bytes, or when a request began to wait alone."""
+        """
+        The time when bytes were last received or sent, or when a request began to wait without others before
+        it.
+        """
         return self._wait_timer.since_s
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a request on the connection waits for its response."""
+        """Whether a caller waits for the response to any request on this connection."""
         return not all(each.abandoned for each in (*self.lane.written, *self.lane.queued))
 
     def close(self) -> Deferred[None]:
         """
-        Accept no more requests, wait for the outstanding responses, and close; fires when it is closed.
+        Accept no more requests, wait for the outstanding responses, and close; fires when the connection is
+        closed.
 
-        Requests that were not written yet are returned to the owner.
+        Requests that are not written yet are returned to the owner.
         """
         gone = self.when_lost()
         if self._loss is None:
@@ -236,20 +251,22 @@ class PipelinedConnection(Protocol):
         return gone
 
     def abort(self, reason: str = "it was given up") -> None:
-        """Abort the connection; the reason is a clause for the errors of its unanswered requests."""
+        """
+        Abort the connection; the reason is a clause for the errors of the connection's unanswered requests.
+        """
         self._end(closed(reason))
 
     def when_lost(self) -> Deferred[None]:
-        """Return a Deferred that fires once the transport is closed, for whatever reason."""
+        """Return a Deferred that fires when the transport is closed, by either side."""
         return succeed(None) if self._gone is None else self._gone.wait()
 
     def move_followers(self) -> list[Exchange]:
         """
-        Withdraw and return the requests after the current response that may be repeated on another
+        Withdraw and return the requests that follow the current response and may be repeated on another
         connection.
 
-        The responses to those already written still arrive here and are discarded, so this is done only if
-        the reader has been slow for long, or there is no reader yet.
+        Some of these requests may be written already: their responses still arrive here and are discarded. So
+        written requests are moved only if the reader has been slow for long, or there is no reader yet.
         """
         lane = self.lane
         overtaken = self._read_pause.reader is ReaderState.OVERTAKEN
@@ -259,12 +276,12 @@ class PipelinedConnection(Protocol):
         return followers
 
     def pause_changed(self, exchange: Exchange) -> None:
-        """``exchange.paused`` has changed, by its reader."""
+        """React to a change of ``exchange.paused`` by the reader."""
         if not self._corked and self._loss is None:
             self._progress()
             self._update_reading()
 
-    # From the transport.
+    # Methods that the transport calls.
 
     def connectionMade(self) -> None:
         transport = self.transport
@@ -272,7 +289,8 @@ class PipelinedConnection(Protocol):
         set_bulk_buffers(transport, RECEIVE_BYTES)
         self._read_pause.transport = transport
         self._writer.attach(transport)
-        # Test the class: wrappers around TLS provide the same interfaces, but do not report the handshake.
+        # The class is tested, since wrappers around TLS provide the same interfaces but do not report the
+        # handshake.
         if INegotiated.implementedBy(type(transport)):
             self._progress()
         else:
@@ -333,13 +351,16 @@ class PipelinedConnection(Protocol):
         assert gone is not None
         gone.fire(None)
 
-    # Received events go to the request that they answer: the first unanswered one on the connection.
+    # Each received event is passed to the first unanswered request on the connection, to which it belongs.
     #
-    # The response to a withdrawn request is read to its end if little of it is left; else the connection
-    # ends. If a reader raises, only its own request fails.
+    # The response to a withdrawn request is read to its end if little of it is left; otherwise the connection
+    # ends. If a reader raises an error, only its own request fails.
 
     def _hand_out(self, events: Iterable[Event]) -> None:
-        """Pass events to their requests, whose code may call any method of the connection."""
+        """
+        Pass events to the requests to which they belong. The requests' code may call any method of the
+        connection.
+        """
         written = self.lane.written
         for event in events:
             if self._loss is not None:
@@ -364,13 +385,13 @@ class PipelinedConnection(Protocol):
                         self._discard(exchange)
                 elif exchange.expects_continue:
                     self._writer.send_body()
-            except Exception as error:  # raised by a reader
+            except Exception as error:  # an error that a reader has raised
                 _log.failure("The reader of an HTTP response failed")
                 message = f"The reader of a response of {self._server} failed ({error!r})."
                 self.cancel(exchange, ResponseError(message, self._server))
 
     def _discard(self, exchange: Exchange) -> None:
-        """Count bytes of an unwanted response, which is read to its end only if few bytes are left."""
+        """End the connection if the unwanted response is too long to read and discard the rest."""
         head = exchange.response
         assert head is not None
         answer_bytes = exchange.received_bytes
@@ -391,7 +412,7 @@ class PipelinedConnection(Protocol):
         head = exchange.response
         assert head is not None
         if not exchange.sent:
-            # The rest of the request would be read as another request, or the server would wait for it.
+            # The server would read the rest of this request as another request, or wait for the rest.
             self._writer.break_off()
             self._refuse_more(
                 LifeEvent.REFUSES, "the server responded before it had the whole request"
@@ -416,17 +437,18 @@ class PipelinedConnection(Protocol):
 
     def _doom(self, exchange: Exchange) -> None:
         """
-        End the connection after the earlier responses, since the last written body will never be complete.
+        End the connection after the earlier responses, since the body that is being written will never be
+        complete.
         """
         self._writer.break_off()
         if self._loss is not None:
-            return  # the failure itself has ended the connection
+            return  # ``break_off`` has already ended the connection
         self._refuse_more(LifeEvent.BREAKS_OFF, "the body of a request before it was interrupted")
         if self._loss is None and self.lane.written[0] is exchange:
             self._end(closed("the body of a request was interrupted"))
 
     def _refuse_more(self, happening: LifeEvent, why: str) -> None:
-        """Return the requests that were not written, and close when the others are answered."""
+        """Return unwritten requests to the owner, and accept no more requests."""
         queued = self.lane.take_queued() if self.open else []
         self._move(happening)
         if queued:
@@ -437,7 +459,7 @@ class PipelinedConnection(Protocol):
             self._end(closed("it was closed here"))
 
     def _end(self, how: Loss) -> None:
-        """Return every request and close the transport: the only way out of the open phases."""
+        """Return every request to the owner and close the transport. Nothing else leaves the open phases."""
         if self._loss is not None:
             return
         clean = self._writer.is_clean and self._phase is not Phase.BROKEN
@@ -453,7 +475,7 @@ class PipelinedConnection(Protocol):
         self._wait_timer.stop()
         if self._phase is Phase.LEAVING and self.transport is not None:
             self.transport.unregisterProducer()
-            self._read_pause.open()  # read on, to see the server close its side
+            self._read_pause.open()  # so that the server's close is seen
             if clean and not written and not how.garbage:
                 self._close_timer.set(self._limits.close_timeout_s)
                 self.transport.loseConnection()

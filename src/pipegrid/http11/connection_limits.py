@@ -1,4 +1,4 @@
-"""Limits of HTTP connections, with the calculation for each default."""
+"""The limits of HTTP connections, with the calculation of each default."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import attrs
 from pipegrid.argument_checks import check_seconds, check_whole
 
 _AT_LEAST_ONE = {"max_connections", "max_requests_in_flight", "max_waiting", "max_attempts"}
-"""With 0 of them, no request would ever be sent."""
+"""Fields that must be at least 1: with 0, no request would ever be sent."""
 
 
 @attrs.frozen(kw_only=True)
@@ -16,52 +16,53 @@ class Limits:
     Limits and timeouts of a connection, or of all connections to one host.
 
     Attributes:
-        max_connections: to one host (scheme, name and port). Pipelining needs one; the others are for large
-            responses, which each need a connection of their own.
-        max_requests_in_flight: written and unanswered requests on one connection. At 20 ms round trip and
-            128 requests a connection carries up to 6400 requests a second.
-        max_request_bytes_in_flight: heads and bodies of those; 4 MiB are 4 pieces of 1 MiB, and deeper
-            pipelining did not raise a storage server's throughput. One larger request may be sent alone.
-        response_budget_bytes: outstanding bytes of responses before another request is written.
-            A server built on Twisted drops the connection if it reads a GET while its own transport is full
-            (64 KiB), so everything before a request must fit: 60 KB.
-        max_response_budget_bytes: the maximum of the measured budget for a host that supports pipelining;
-            16 MiB are 1.3 Gbit/s at 100 ms (``http11.host_pool``). The bytes are on the link, not in our
-            memory. If it is no more than ``response_budget_bytes``, that is used unchanged.
-        assumed_response_bytes: the size of a response without an estimate, until the host has sent some;
-            60 KB then allow 15 requests.
-        max_waiting: requests that wait, per host or per connection; the next one fails at once with
+        max_connections: to one host (scheme, name and port). Pipelining needs one; further connections are
+            for large responses, which each need a separate connection.
+        max_requests_in_flight: written and unanswered requests on one connection. With a round trip of 20 ms
+            and 128 requests, a connection carries up to 6400 requests a second.
+        max_request_bytes_in_flight: heads and bodies of written and unanswered requests; 4 MiB are 4 pieces
+            of 1 MiB, and more did not raise a storage server's throughput. One larger request may be sent
+            alone.
+        response_budget_bytes: another request is written only while at most this many bytes of responses are
+            outstanding. A server built on Twisted drops the connection if it reads a GET while its own
+            transport is full (64 KiB), so the responses to all earlier requests must fit: 60 KB.
+        max_response_budget_bytes: the maximum of the measured budget for a host that supports pipelining; 16
+            MiB are 1.3 Gbit/s at 100 ms (``http11.host_pool``). The bytes are on the link, not in our memory.
+            If this is no more than ``response_budget_bytes``, the budget is not measured.
+        assumed_response_bytes: the size of a response without an estimate, until the host has sent some; with
+            60 KB, the budget allows 15 requests.
+        max_waiting: requests that wait, per host or per connection; the next request fails at once with
             `TooManyRequests`.
-        max_header_bytes: of a response's head (or trailer). Servers limit requests to 8 to 16 KiB;
-            responses with many cookies are longer.
-        max_headers: lines of the same.
-        discard_limit_bytes: how much of an unwanted response is read to keep the connection. A new
-            connection costs 1 to 2 round trips: at 10 MB/s and 10 ms, 100 to 200 KB; less for a distant
-            server on a slow link.
-        timeout_s: silence while a response is outstanding and no reader is paused. Requests
-            that wait for a host that never responded fail with the first one that times out; if the host
-            has responded before, after twice the time.
-        abandoned_timeout_s: the same while that response is not wanted any more.
-        unclaimed_timeout_s: how long a body that is not read may delay the following ones.
-        blocked_after_s: how long a response may have no reader, or a pausing one, before new requests use
-            another connection. The requests after a response without a reader are then
-            also sent again on another connection: a program may wait for a later response before it reads
-            an earlier one.
-        slow_reader_after_s: the same for a reader that has begun. The host is not at
-            fault for such pauses, and the requests are sent twice.
-        connect_timeout_s: until a connection can be used, TLS included. After a
-            quarter of it a second attempt starts (``http11.dialer``).
-        idle_timeout_s: an unused connection is closed after this. Servers do so after 60 s (or 75 s), and a
-            request that crosses their close is lost; so the client closes first.
-        continue_timeout_s: a body is sent without "100 Continue" after this.
-        close_timeout_s: for the other side, in an orderly close.
-        max_attempts: connections that may be lost with a request before it fails.
-        serial_memory_s: how long at most a host that failed at pipelining gets one request at a time. The
-            first time it is a sixtieth of that, then twice as long each time, since the first failure may
-            have been an accident.
+        max_header_bytes: of a response's head (or trailer). Servers limit requests to 8 to 16 KiB; responses
+            with many cookies are longer.
+        max_headers: lines of a response's head (or trailer).
+        discard_limit_bytes: how much of an unwanted response is read to keep the connection. A new connection
+            costs 1 to 2 round trips: at 10 MB/s and 10 ms, 100 to 200 KB; less for a distant server on a slow
+            link.
+        timeout_s: silence while a response is outstanding and no reader is paused. Requests that wait for a
+            host that never responded fail with the first request that times out; if the host has responded
+            before, after twice the time.
+        abandoned_timeout_s: silence while an outstanding response is not wanted any more.
+        unclaimed_timeout_s: how long a body without a reader may delay the following responses.
+        blocked_after_s: how long a response may have no reader, or a paused one, before new requests use
+            another connection. The requests after a response without a reader are then also sent again on
+            another connection: a program may wait for a later response before it reads an earlier one.
+        slow_reader_after_s: how long a reader that has begun may pause after that, before the requests after
+            its response are sent again on another connection. The host is not at fault for such pauses, and
+            these requests are sent twice.
+        connect_timeout_s: until a connection can be used, TLS included. After a quarter of this time a second
+            attempt starts (``http11.dialer``).
+        idle_timeout_s: an unused connection is closed after this time. Servers close theirs after 60 s (or 75
+            s), and a request that crosses their close is lost; so the client closes first.
+        continue_timeout_s: a body is sent without "100 Continue" after this time.
+        close_timeout_s: how long an orderly close waits for the server's side.
+        max_attempts: connections that may be lost with a request before the request fails.
+        serial_memory_s: the maximum time for which a host that failed at pipelining gets one request at a
+            time. The first time it is a sixtieth of this, and it doubles each time, since the first failure
+            may have been an accident.
 
     Raises:
-        UsageError: one of them is not a number, or does not allow anything.
+        UsageError: a value is not a number, or does not allow anything.
     """
 
     max_connections: int = 4

@@ -1,6 +1,5 @@
 """
-The loss of a connection, the errors of its unanswered requests, and the interface of the connection's
-owner.
+The loss of a connection, the errors of the connection's unanswered requests, and the interface of its owner.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from pipegrid.http11.exchange import (
 )
 
 C_contra = TypeVar("C_contra", contravariant=True)
-"""The type of the connection; each owner knows which kind it has."""
+"""The type of the connection; each owner is for one type."""
 
 
 class Unanswered(NamedTuple):
-    """A request that a connection returns unanswered, and its error."""
+    """A request that a connection returns unanswered, and the error of the request."""
 
     exchange: Exchange
     error: PipegridError
@@ -38,12 +37,13 @@ class Loss:
     Attributes:
         reason: a clause for error messages.
         error: the error of the transport or of TLS, if its message is enough by itself.
-        cut: whether the server or the network ended it; False for a TLS error that would occur again.
-        announced: whether this side closed it, or the last response announced the close.
+        cut: whether the server or the network ended the connection; False for a TLS error that would occur
+            again.
+        announced: whether this side closed the connection, or the last response announced the close.
         announced_close: whether the last response had ``Connection: close``.
-        answered: how many responses it had received.
+        answered: how many responses the connection had received.
         in_flight: how many requests were sent and not answered.
-        garbage: whether the server sent something that is not a response.
+        garbage: whether the server sent bytes that are not a response.
         timed_out: whether the server was silent for too long.
     """
 
@@ -59,40 +59,43 @@ class Loss:
 
 
 def closed(reason: str) -> Loss:
-    """Return the loss of a connection that was closed by this side, or after its announced last response."""
+    """Return the loss of a connection that this side closed, or whose last response announced the close."""
     return Loss(reason=reason, announced=True)
 
 
 class Owner(Protocol[C_contra]):
-    """Is notified about a connection and its requests."""
+    """The object that a connection notifies about its requests and its end."""
 
     def has_space(self, connection: C_contra) -> None:
-        """A response is complete, or the connection became ready: more requests may be submitted."""
+        """More requests may be submitted, since a response is complete or the connection became ready."""
 
     def answered(self, connection: C_contra, exchange: Exchange) -> None:
-        """One response is complete; ``exchange.response`` and ``.received_bytes`` describe it."""
+        """A response is complete; ``exchange.response`` and ``exchange.received_bytes`` describe it."""
 
     def blocked(self, connection: C_contra) -> None:
-        """The reader of a response delays the following ones; ``move_followers`` would free them."""
+        """
+        The reader of a response delays the following responses; ``move_followers`` returns the requests that
+        can be moved.
+        """
 
     def gave_back(self, unsent: list[Unanswered]) -> None:
-        """A connection that is being closed will not send these requests: repeat or fail them, in order."""
+        """The connection is closing and will not send these requests: repeat or fail them, in order."""
 
     def lost(self, connection: C_contra, loss: Loss, unanswered: list[Unanswered]) -> None:
-        """The connection is lost; repeat its requests on another one, or fail them, in order."""
+        """The connection is lost: repeat its requests on another connection, or fail them, in order."""
 
 
 class NoOwner:
-    """The owner of a connection that is used directly: the caller decides what to repeat."""
+    """The owner of a connection that a program uses directly: the program decides what to repeat."""
 
     def has_space(self, connection: Any) -> None:
-        """Do nothing: only the connection's own queue has requests."""
+        """Do nothing: no requests wait outside of the connection."""
 
     def answered(self, connection: Any, exchange: Exchange) -> None:
         """Do nothing: no statistics are kept."""
 
     def blocked(self, connection: Any) -> None:
-        """Do nothing: the order is the caller's, so the requests wait."""
+        """Do nothing: the program wants this order, so the requests wait."""
 
     def gave_back(self, unsent: list[Unanswered]) -> None:
         for each in unsent:
@@ -107,11 +110,12 @@ def given_back(
     written: Sequence[Exchange], queued: Sequence[Exchange], loss: Loss, server: str
 ) -> list[Unanswered]:
     """
-    Withdraw the requests of a connection that cannot answer them; return them with their errors.
+    Withdraw the requests of a connection that cannot answer them; return the requests with their errors.
 
-    Whether the server may have acted on a request decides its error. It has seen nothing of an unsent
-    request. It has seen requests after a response with ``Connection: close``, but must not act on them (RFC
-    9112, section 9.6). For all other requests that were sent it is unknown.
+    The error of a request says whether the server may have acted on the request. The server has not seen
+    unsent requests. It may have seen requests after a response with ``Connection: close``, but must not act
+    on them (RFC 9112, section 9.6). For all other sent requests it is unknown whether the server acted on
+    them.
     """
     for each in (*written, *queued):
         each.connection = None
@@ -134,7 +138,7 @@ def not_answered(exchange: Exchange, server: str, loss: Loss, *, was_due: bool) 
     Return the error of a request that was written, at least in part.
 
     Args:
-        was_due: its response was the next one.
+        was_due: whether the response to this request was the next one.
     """
     method, reason = _method(exchange), loss.reason
     if exchange.response is not None:

@@ -1,6 +1,6 @@
 """
-States of a connection and of the reader of its responses, pauses of reading, and the timeouts of progress and
-of each thing that a connection waits for.
+The states of a connection and of a response's reader, pauses of reading, and the timeouts of everything that
+a connection waits for.
 """
 
 from __future__ import annotations
@@ -25,25 +25,28 @@ class Phase(Named):
     """
     The phase of a connection.
 
-    ``PipelinedConnection._move`` changes it by the table ``LIFE``, in which None marks an impossible event.
+    ``PipelinedConnection._move`` changes the phase as the table ``LIFE`` says. In the table, None marks an
+    impossible event.
 
-    * CONNECTING and READY: it accepts requests. It writes them when it is READY.
-    * CLOSING: it accepts no requests, and ends when the outstanding responses have arrived.
-    * BROKEN: like CLOSING; the body of the last written request will never be complete, so the connection
-    ends when the response to that request is the next one.
+    * CONNECTING and READY: the connection accepts requests. It writes them only when it is READY.
+    * CLOSING: the connection accepts no requests, and ends when the outstanding responses have arrived.
+    * BROKEN: like CLOSING, but the body of the last written request will never be complete. So the connection
+      ends when all earlier responses have arrived.
     * LAST_WORDS: the transport is closed, and the bytes that it had received are processed.
-    * LEAVING: all requests were returned to the owner, and the transport is closing. GONE: it is closed.
+    * LEAVING: all requests were returned to the owner, and the transport is closing.
+    * GONE: the transport is closed.
 
     What happens to requests:
 
     * A request is withdrawn: if it is not sent yet, it is removed. If it was sent, its response is read and
-    discarded, up to ``discard_limit_bytes``; beyond that the connection ends. If half of its body was sent,
-    nothing more is written, and the connection ends after the responses to earlier requests.
-    * A reader pauses: the transport is paused, and at most the bytes of one read (256 KiB) are kept. If the
-    pause goes on, the owner sends new requests on another connection, and later also those that wait for
-    this reader. If the response has no reader yet, it does the second at once.
+      discarded, up to ``discard_limit_bytes``; if the response is longer, the connection ends. If its body
+      was sent in part, nothing more is written, and the connection ends after the responses to earlier
+      requests.
+    * A reader pauses: the transport is paused, and at most the bytes of one read (256 KiB) are kept. After a
+      while, the owner sends new requests on another connection, and later also the requests that wait for
+      this reader. If the response has no reader yet, the owner does both at the same time.
     * The response arrives before the whole body was sent: it is passed on, nothing more is written, and the
-    connection ends.
+      connection ends.
     * A response has ``Connection: close``: later requests count as not sent.
     * Loss, garbage or silence: every unanswered request is returned to the owner with its error.
     """
@@ -69,13 +72,12 @@ class LifeEvent(Named):
 
 class ReaderState(Named):
     """
-    The state of the reader of the current response, by the table ``READER``.
+    The state of the current response's reader, by the table ``READER``.
 
-    * PAUSED: the transport is paused too.
-    * SLOW: its pause is so long that new requests should use another connection; the owner is
-    notified.
-    * OVERTAKEN: the requests written after it should do so too; the owner is notified. A response without a
-    reader gets here at once.
+    * PAUSED: the transport is paused, too.
+    * SLOW: the pause is so long that new requests should use another connection; the owner is notified.
+    * OVERTAKEN: requests that were already written after the response should also use another connection; the
+      owner is notified. A response without a reader becomes OVERTAKEN without being SLOW.
     """
 
     READS = "reads"
@@ -128,12 +130,12 @@ READER = _reader()
 TAKES_REQUESTS = frozenset({Phase.CONNECTING, Phase.READY})
 """Phases in which requests are accepted."""
 TAKES_NO_MORE = frozenset({Phase.CLOSING, Phase.BROKEN})
-"""Phases in which only outstanding responses are waited for."""
+"""Phases in which a connection only waits for outstanding responses."""
 BLOCKED = frozenset({ReaderState.SLOW, ReaderState.OVERTAKEN})
-"""States in which requests should use another connection."""
+"""States of a reader in which new requests should use another connection."""
 
 
-# Reading from the transport, except while the reader of the current response is paused.
+# Reading from the transport, with pauses while the reader of the current response is paused.
 
 
 class ReadPause:
@@ -141,9 +143,9 @@ class ReadPause:
     Pauses and resumes the reading of one connection.
 
     Attributes:
-        transport: to pause and resume; None until the connection is made.
+        transport: the transport to pause and resume; None until the connection is made.
         reader: the state of the current response's reader.
-        blocked: whether its pause is so long that requests should use another connection.
+        blocked: whether the reader's pause is so long that new requests should use another connection.
     """
 
     __slots__ = ("blocked", "reader", "transport")
@@ -158,7 +160,7 @@ class ReadPause:
         self.blocked = self.reader in BLOCKED
 
     def update(self, written: Sequence[Exchange]) -> None:
-        """Pause or resume the transport, after the first unanswered request or its reader has changed."""
+        """Pause or resume the transport, after a change of the first unanswered request or its reader."""
         if self.is_right(written):
             return
         if self.reader is ReaderState.READS:
@@ -168,23 +170,23 @@ class ReadPause:
             self.open()
 
     def open(self) -> None:
-        """Read on, even if the reader is paused."""
+        """Resume reading, even if the reader is paused."""
         if self.reader is not ReaderState.READS:
             self._move(Reading.GOES_ON)
             self.transport.resumeProducing()
 
     def takes_long(self, written: Sequence[Exchange]) -> None:
-        """The reader of the first response has paused for as long as its state allows."""
+        """Change the reader's state, since it has paused for as long as its state allows."""
         self.update(written)
         self._move(Reading.TAKES_LONG if written[0].claimed else Reading.NOBODY_CAME)
 
     def is_right(self, written: Sequence[Exchange]) -> bool:
-        """Return whether the transport is paused exactly if the reader is."""
+        """Return whether the transport is paused if the reader is paused, and only then."""
         reads = not written or not written[0].paused or written[0].abandoned
         return reads == (self.reader is ReaderState.READS)
 
     def _check_invariants(self, written: Sequence[Exchange]) -> None:
-        """For tests, when all events were processed."""
+        """Check the invariants when all events are processed; called by tests."""
         assert self.blocked == (self.reader in BLOCKED), self.reader
         assert self.is_right(written) or written[0].response is None, "it reads for a reader"
 
@@ -192,13 +194,12 @@ class ReadPause:
 FOREVER = float("inf")
 
 
-# What a connection waits for, how long it may take, and how the connection ends after that.
+# What a connection may wait for, the time limit of each wait, and how the connection ends after a wait that
+# is too long.
 
 
 class Wait(Enum):
-    """
-    What a connection may be waiting for. A wait in ``VERDICTS`` ends the connection if it takes too long.
-    """
+    """What a connection may wait for. A wait in ``VERDICTS`` ends the connection if it takes too long."""
 
     USABLE = "the connection to be usable"
     UNWANTED = "an unwanted response"
@@ -222,13 +223,14 @@ VERDICTS = {
     Wait.USE: Loss(reason="it was not used for {:g} s", announced=True),
 }
 """
-How the connection ends, with the seconds for the reason. Before a paused reader ends it, the owner is
-notified and can move the requests that wait for it (see ``ReaderState``).
+How a connection ends after each kind of wait; the reason contains the seconds. Before a paused reader ends
+the connection, the owner is notified and can move the requests that wait for the reader (see
+``ReaderState``).
 """
 
 
 def what_for(ready: bool, lane: RequestQueue, reader: ReaderState) -> Wait:
-    """Return what is waited for now."""
+    """Return what the connection waits for now."""
     if not ready:
         return Wait.USABLE
     if lane.written:
@@ -270,10 +272,10 @@ def how_long_s(wait: Wait, lane: RequestQueue, limits: Limits, scheduled: bool) 
 
 class WaitTimer:
     """
-    Ends one connection when a wait takes too long: one timer, which bounds the time without progress.
+    Ends one connection when a wait takes too long. A single timer bounds the time without progress.
 
-    Progress does not reset the timer. It fires early instead, computes the time that is left, and waits
-    again. A timer for each request cost 7 % of the requests per second.
+    Progress does not reset the timer. The timer fires early instead, computes the time that is left, and
+    waits again. A timer for each request cost 7 % of the requests per second.
 
     Args:
         is_scheduled: returns whether the queued requests will be written at the end of this turn.
@@ -281,7 +283,7 @@ class WaitTimer:
         reader_takes_long: called when a reader that delays other responses has taken too long.
 
     Attributes:
-        usable: whether the connection is.
+        usable: whether the connection is usable.
         since_s: the time of the last progress.
     """
 
@@ -306,14 +308,14 @@ class WaitTimer:
         self._reader_takes_long = reader_takes_long
         self._stopped = False
         self._call: IDelayedCall | None = None
-        self._due = FOREVER  # when the timer fires
+        self._due = FOREVER  # the time when the timer fires
 
     def progress(self) -> None:
         self.since_s = self._clock.seconds()
         self.adjust()
 
     def adjust(self) -> None:
-        """Compute the timer again after the wait may have changed."""
+        """Set the timer to an earlier time if the wait has changed and ends earlier."""
         due = self.since_s + self._how_long_s()
         if due < self._due and not self._stopped:
             if self._call is not None:

@@ -22,15 +22,15 @@ from pipegrid.http11.connection_limits import Limits
 from pipegrid.http11.connection_loss import Loss, NoOwner, Owner, Unanswered
 
 Endpoints = Callable[[], IStreamClientEndpoint]
-"""Makes a new endpoint for each attempt."""
+"""A function that makes a new endpoint for each attempt."""
 
 STAGGER_S = 0.25
 """Delay between attempts at different addresses, as recommended by RFC 8305."""
 
 SECOND_AFTER = 0.25
 """
-The part of the time limit after which the second attempt starts. At 15 s that is after the third SYN, and
-leaves time for four more.
+The fraction of the time limit after which the second attempt starts. With a limit of 15 s, the second attempt
+starts after the third SYN, and has time for four more.
 """
 
 LATE_S = 1.0
@@ -41,12 +41,12 @@ class Alternatives:
     """
     Several ways to connect to one host, such as its addresses in different networks.
 
-    A connection that is made without a race uses the way that has worked last.
+    Calling this object returns an endpoint of the way that worked last, for a connection without a race.
 
     Args:
         ways: at least one, in the order of preference.
-        told: called when a connection is made (False), and when it is usable, TLS included (True). Nothing
-            was sent before.
+        told: called with False when a connection is made, and with True when the connection is usable, TLS
+            included. No request was sent on it before.
     """
 
     def __init__(
@@ -60,17 +60,17 @@ class Alternatives:
 
     @property
     def best_first(self) -> list[Endpoints]:
-        """The ways in the order in which to try them now."""
+        """The ways in the order in which to try them: the one that worked last comes first."""
         return list(self._ways)
 
     def worked(self, way: Endpoints) -> None:
-        """Record that this way gave a usable connection: the next attempt tries it first."""
+        """Record that this way led to a usable connection: the next attempt tries this way first."""
         self._ways.remove(way)
         self._ways.insert(0, way)
         self._told(True)
 
     def connected(self) -> None:
-        """A connection is made, but not usable yet."""
+        """Report that a connection is made, but not usable yet."""
         self._told(False)
 
 
@@ -78,28 +78,28 @@ class Dialer:
     """
     Makes connections to one host.
 
-    A connection attempt may hang although the host is well: a packet was lost and the kernel repeats it
-    after seconds, or the host has restarted and dropped the connection silently. So if the connection is
-    not usable, TLS included, after ``SECOND_AFTER`` of the time limit, a second attempt starts. The first
-    usable connection is taken, and the other one aborted.
+    A connection attempt may hang although the host works: a packet was lost and the kernel repeats it after
+    seconds, or the host has restarted and dropped the connection silently. So if the connection is not
+    usable, TLS included, after ``SECOND_AFTER`` of the time limit, a second attempt starts. The first usable
+    connection is used, and the other attempt aborted.
 
-    Several addresses of one host (``Alternatives``) are tried as in RFC 8305: each ``STAGGER_S`` after the
-    one before, or at once if that has failed. The first usable connection is taken, and its address is
-    tried first from then on. So an address that does not respond costs at most ``STAGGER_S``. There are at
-    most as many attempts as addresses, plus the second attempt.
+    Several addresses of one host (``Alternatives``) are tried as in RFC 8305: each one ``STAGGER_S`` after
+    the previous one, or at once if the previous one has failed. The first usable connection is used, and its
+    address is tried first from then on. So an address that does not respond costs at most ``STAGGER_S``.
+    There are at most as many attempts as addresses, plus the second attempt.
 
-    If the first attempt is lost between TCP and the end of the TLS handshake, the second one starts at
-    once: an overloaded host may have closed it, or one that received nothing for long, as from a suspended
-    client. If the host refuses the connection, has another key or speaks no TLS, the attempt is not
-    repeated.
+    If the first attempt is lost between TCP and the end of the TLS handshake, the second attempt starts at
+    once: the host may have closed the connection because it was overloaded, or because it received nothing
+    for long, as from a suspended client. If the host refuses the connection, has another key or speaks no
+    TLS, the attempt is not repeated.
 
     Time in which this process did not run (it was suspended, or the reactor was blocked) does not count: if
     the timer fires more than ``LATE_S`` late, the limit is extended by a quarter, at most ``MOST_LATE``
     times.
 
     Args:
-        connect: returns the endpoint; called for each connection, so that it may change. All
-            ``Alternatives`` are tried.
+        connect: returns the endpoint; called for each connection, so that the endpoint may change. If this is
+            an ``Alternatives``, all its ways are tried.
         server: the host's name for errors.
     """
 
@@ -109,7 +109,7 @@ class Dialer:
         self.clock = clock
         self.limit_s = limits.connect_timeout_s
         self.ways = connect if isinstance(connect, Alternatives) else Alternatives([connect])
-        # The time limit is kept here, so the connection's own limit is longer.
+        # The dialer applies the time limit, so the limit of the connection itself must be longer.
         longer = attrs.evolve(limits, connect_timeout_s=(1 + MOST_LATE) * self.limit_s)
         self.new = lambda owner: PipelinedConnection(clock, longer, server, owner)
         self._leaving: set[PipelinedConnection] = set()
@@ -118,7 +118,7 @@ class Dialer:
         """
         Connect; fires with a connection that is usable, TLS included.
 
-        All errors come through the Deferred; cancelling it aborts the attempts.
+        All errors come through the Deferred; cancelling the Deferred aborts the attempts.
 
         Args:
             owner: the owner of the connection once it is usable.
@@ -134,7 +134,7 @@ class Dialer:
         return gone
 
     def drop(self, connection: PipelinedConnection, reason: str) -> None:
-        """Abort a connection without an owner. One without a transport needs nothing."""
+        """Abort a connection that has no owner. A connection without a transport needs no abort."""
         if connection.transport is not None:
             self._leaving.add(connection)
             connection.when_lost().addCallback(lambda _: self._leaving.discard(connection))
@@ -143,7 +143,7 @@ class Dialer:
 
 class _Dialling:
     """
-    One wanted connection, and the attempts to make it.
+    One connection to be made, and the attempts to make it.
 
     Attributes:
         made: fires with the connection.
@@ -163,14 +163,14 @@ class _Dialling:
         self._late = 0  # how often the timer has fired late
 
     def begin(self) -> None:
-        """Start the first attempt, which may end before this returns."""
+        """Start the first attempt, which may end before this method returns."""
         limit_s = self._dialer.limit_s
         self._second = self._dialer.clock.callLater(limit_s * SECOND_AFTER, self._try_again)
         self._wait(limit_s)
         self._try_next()
 
     def usable(self, attempt: _Attempt, connection: PipelinedConnection) -> None:
-        """The first attempt has succeeded."""
+        """Use the connection of the first attempt that has succeeded, and give up the others."""
         self._attempts.remove(attempt)
         self._dialer.ways.worked(attempt.way)
         self._end("another one was usable first")
@@ -179,7 +179,7 @@ class _Dialling:
 
     def failed(self, attempt: _Attempt, failure: Failure, again: bool) -> None:
         """
-        An attempt has failed; another one may be running.
+        Record the failure of an attempt; try another one if possible, or fail if no attempt is running.
 
         Args:
             again: whether a second attempt may succeed.
@@ -197,7 +197,7 @@ class _Dialling:
         self.made.errback(failure)
 
     def _try_next(self) -> None:
-        """Try the next address now, and the one after it after ``STAGGER_S``."""
+        """Try the next address now, and schedule the address after it for ``STAGGER_S`` later."""
         if self._next is not None and self._next.active():
             self._next.cancel()
         way = self._untried.pop(0)
@@ -206,7 +206,7 @@ class _Dialling:
         self._try(way)
 
     def _try_again(self) -> None:
-        # Prefer an address that is still being tried to one that has failed.
+        # Prefer an address that is still being tried to an address that has failed.
         self._try(self._attempts[0].way if self._attempts else self._ways[0])
 
     def _try(self, way: Endpoints) -> None:
@@ -240,20 +240,20 @@ class _Dialling:
 
 
 class _Attempt(NoOwner):
-    """One attempt: the owner of the connection until it is usable."""
+    """One attempt; it owns the connection until the connection is usable."""
 
     def __init__(self, dialer: Dialer, dialling: _Dialling, way: Endpoints) -> None:
         self.way = way
         self._dialer = dialer
         self._dialling = dialling
         self._connecting: Deferred[Any] | None = None
-        # An endpoint may build a second protocol if the first was not connected.
+        # An endpoint may build a second protocol if it did not connect the first.
         self._made: list[PipelinedConnection] = []
         self._connected = False  # whether the endpoint has fired
         self._over = False
 
     def begin(self) -> None:
-        """Connect. The outcome is reported to ``dialling``, perhaps before this returns."""
+        """Connect. The outcome is reported to ``dialling``, perhaps before this method returns."""
         try:
             self._connecting = self.way().connect(quiet(self._build))
         except Exception:
@@ -262,7 +262,7 @@ class _Attempt(NoOwner):
         self._connecting.addCallbacks(self._is_connected, self._failed)
 
     def give_up(self, why: str) -> None:
-        """Abort the attempt; nothing is reported for it."""
+        """Abort the attempt without reporting an outcome."""
         self._over = True
         if self._connecting is not None:
             self._connecting.cancel()
@@ -270,7 +270,7 @@ class _Attempt(NoOwner):
             self._dialer.drop(connection, why)
 
     def has_space(self, connection: PipelinedConnection) -> None:
-        """The connection is usable, TLS included; the endpoint may not have fired yet."""
+        """Report the connection, which is usable now (TLS included), once the endpoint has fired."""
         if self._over:
             self._dialer.drop(connection, "it was given up")
         elif self._connected:
@@ -282,8 +282,8 @@ class _Attempt(NoOwner):
         self, connection: PipelinedConnection, loss: Loss, _unanswered: list[Unanswered]
     ) -> None:
         """
-        The connection ended before it was usable. Until the endpoint has fired, it reports the error
-        itself.
+        Report the loss of the connection before it was usable. Until the endpoint has fired, the endpoint
+        itself reports the error.
         """
         if self._connected:
             why = loss.error or ConnectionError(loss.reason)
@@ -294,7 +294,7 @@ class _Attempt(NoOwner):
         return self._made[-1]
 
     def _is_connected(self, _: IProtocol) -> None:
-        # Do not use the endpoint's result: TLS and proxies wrap the connection.
+        # The endpoint's result is not used: TLS and proxies wrap the connection.
         connection = self._made[-1]
         self._connected = True
         if not self._over:

@@ -1,4 +1,4 @@
-"""Endpoints: standard, pinned, CONNECT proxy."""
+"""Endpoints for HTTP connections: TCP and TLS, direct or through a proxy."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from pipegrid.reactor.tcp_socks5_endpoints import SocksEndpoint
 
 # A tunnel through a proxy: CONNECT (RFC 9110, 9.3.6), then the bytes of any protocol to the target.
 #
-# The proxy's response is limited in bytes here; its time is limited by the caller. Any status but 2xx ends
-# the connection before a byte for the target is sent.
+# The size of the proxy's response is limited here; the caller limits the time. Any status but 2xx ends the
+# connection before a byte for the target is sent.
 
 MAX_HEAD_BYTES = 16 << 10
 
@@ -36,7 +36,7 @@ _END = re.compile(rb"\r?\n\r?\n")
 
 
 class TunnelRefused(ConnectionError):
-    """A proxy does not connect to the target."""
+    """A proxy has refused to connect to the target."""
 
 
 class Tunnel(Protocol):
@@ -44,8 +44,8 @@ class Tunnel(Protocol):
     One connection to a proxy.
 
     Args:
-        inner: gets the connection when the proxy has connected to the target.
-        opened: fires then, with ``inner``.
+        inner: the protocol that gets the connection when the proxy has connected to the target.
+        opened: fires with ``inner`` when the proxy has connected to the target.
     """
 
     transport: Any
@@ -99,7 +99,7 @@ class Tunnel(Protocol):
             opened.errback(TunnelRefused(f"the proxy {self._proxy} {what} to {self._target}"))
 
     def give_up(self) -> None:
-        """Abort the connection, if there is one yet, and report nothing."""
+        """Abort the connection, if there is one, and report nothing."""
         self._opened = None
         self._head = b""
         self.dataReceived = lambda data: None  # type: ignore[method-assign]
@@ -117,12 +117,12 @@ class Tunnel(Protocol):
 @implementer(IStreamClientEndpoint)
 class TunnelEndpoint:
     """
-    An endpoint that connects through a proxy.
+    An endpoint that connects to a target through a proxy.
 
     Args:
         endpoint: connects to the proxy.
-        target: ``HOST:PORT`` to connect to through the proxy.
-        authorization: a header line for the proxy, with its end, or b"".
+        target: ``HOST:PORT``, to which the proxy connects.
+        authorization: a header line for the proxy, with its line end, or b"".
         proxy: the proxy's name for errors.
     """
 
@@ -135,7 +135,9 @@ class TunnelEndpoint:
         self._proxy = proxy
 
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[Any]:
-        """Connect; fires with the protocol once it is connected to the target. Cancelling aborts."""
+        """
+        Connect; fires with the protocol when it is connected to the target. Cancelling aborts the connection.
+        """
         made: list[Tunnel] = []
         connecting: Deferred[Any]
 
@@ -161,8 +163,8 @@ class TunnelEndpoint:
         return opened
 
 
-# The endpoints of an agent: the standard ones, and those for proxies. ``pinned_endpoints`` has those for
-# servers with a pinned key.
+# The endpoints of an agent: the standard ones, and those for proxies. ``pinned_endpoints`` has the endpoints
+# for servers with a pinned key.
 #
 # Any ``IAgentEndpointFactory`` can be used instead, for a network in memory, another proxy or Tor.
 
@@ -172,12 +174,11 @@ _ALPN = [b"http/1.1"]  # otherwise a server might choose HTTP/2
 @implementer(IAgentEndpointFactory)
 class StandardEndpoints:
     """
-    TCP for http, TLS for https.
+    Endpoints for TCP (http) and TLS (https).
 
     Args:
         reactor: makes the connections.
-        contextFactory: decides whose certificates are trusted; None: the platform's certificate
-            authorities.
+        contextFactory: decides whose certificates are trusted; None: the platform's certificate authorities.
         connectTimeout: seconds for TCP alone; None: the limit for the whole connection applies.
         bindAddress: the local address, and port or 0, to connect from: ``(HOST, PORT)`` or ``HOST``.
 
@@ -216,7 +217,7 @@ class StandardEndpoints:
         raise SchemeNotSupported(f"{uri.scheme.decode('latin-1')} is neither http nor https")
 
     def through(self, proxy: ProxyWay, uri: URI) -> IStreamClientEndpoint:
-        """Return an endpoint for the host of a URI through a SOCKS5 proxy, which looks up its name."""
+        """Return an endpoint for the host of a URI through a SOCKS5 proxy, which looks up the host's name."""
         host = uri.host.decode("ascii")
         endpoint = SocksEndpoint(self._reactor, proxy, host, uri.port)
         return self.over_tls(endpoint, uri) if uri.scheme == b"https" else endpoint
@@ -247,11 +248,12 @@ class ProxyEndpoints:
         reactor: makes the connections.
         proxy: the URL of one proxy for all hosts, ``http://[USER:PASSWORD@]HOST:PORT/``, ``https://`` or
             ``socks5h://``; None: the proxy that the environment names for each host, if any (``proxy_for``).
-        inner: connects to the proxy, and to hosts without one, and decides whose certificates are trusted.
+        inner: connects to the proxy, and to hosts without a proxy, and decides whose certificates are
+            trusted.
         environment: used instead of ``os.environ``.
 
     Raises:
-        UsageError: ``proxy`` is not such a URL. One in the environment is checked at the first request.
+        UsageError: ``proxy`` is not such a URL. A proxy in the environment is checked at the first request.
     """
 
     def __init__(
@@ -291,8 +293,8 @@ def tunnelled(
     inner: StandardEndpoints | None = None,
 ) -> IStreamClientEndpoint:
     """
-    Return an endpoint for TLS through a proxy, to a host whose certificate the platform's authorities
-    prove.
+    Return an endpoint for TLS through a proxy, to a host whose certificate comes from an authority that the
+    platform trusts.
 
     Args:
         endpoint: connects to the proxy.

@@ -1,5 +1,5 @@
 """
-One request and its response, as a connection uses them; raw requests; and errors of requests.
+One request and its response, for a connection; raw requests; and errors of requests.
 
 An error says what happened, and whether the server may have acted on the request.
 """
@@ -29,7 +29,7 @@ from pipegrid.reactor.tcp_transport import Buffer, gather
 if TYPE_CHECKING:
     from twisted.web.iweb import IBodyProducer
 
-# Errors of one request. Each one answers the question that matters: may the request have been processed?
+# Errors of one request. Each error says whether the request may have been processed.
 #
 # They are ``ServerError``s, so a transfer over HTTP needs no translation. ``may_have_happened`` is False if
 # no byte of the request was sent, or if the server must have ignored it.
@@ -44,7 +44,7 @@ class AgentClosed(RequestNotSent):
 
 
 class TooManyRequests(RequestNotSent):
-    """More requests wait for this server than the limit allows; wait for some of them first."""
+    """Too many requests wait for this server; wait for some of the responses first."""
 
 
 class WrongServerKey(RequestNotSent):
@@ -53,7 +53,7 @@ class WrongServerKey(RequestNotSent):
 
 class UntrustedCertificate(RequestNotSent):
     """
-    The host's certificate is not trusted for its name; nothing of the request was sent.
+    The host's certificate is not trusted for the host's name; nothing of the request was sent.
 
     Attributes:
         error: the error of OpenSSL (``OpenSSL.SSL.Error``) or of the check of the name
@@ -66,7 +66,7 @@ class UntrustedCertificate(RequestNotSent):
 
 
 class _MayHaveHappened(ServerError):
-    """An error of a request that the server may nevertheless have processed."""
+    """An error after which the server may nevertheless have processed the request."""
 
     def __init__(self, message: str, server: str = "") -> None:
         super().__init__(message, server, may_have_happened=True)
@@ -90,8 +90,8 @@ class ResponseError(_MayHaveHappened, ServerProtocolError):
 
 def why_refused(error: BaseException | None, server: str) -> PipegridError | None:
     """
-    Return the error that ended a connection if it explains itself: a ``PipegridError``, or one about the
-    certificate.
+    Return the error that ended a connection if its message is enough by itself: a ``PipegridError``, or an
+    error about the certificate.
     """
     if isinstance(error, PipegridError):
         return error
@@ -108,8 +108,8 @@ def why_refused(error: BaseException | None, server: str) -> PipegridError | Non
 
 def _certificate_fault(error: BaseException) -> str | None:
     """
-    Return what is wrong with a certificate, if that is the error. The modules are loaded if such an error
-    exists.
+    Return what is wrong with a certificate; None if the error is not about a certificate. Modules are not
+    imported: if such an error exists, they are loaded.
     """
     ssl = sys.modules.get("OpenSSL.SSL")
     if ssl is not None and isinstance(error, ssl.Error):
@@ -133,14 +133,14 @@ def _id_of(mismatch: Any) -> Any:
 
 
 def takes_no_more(server: str, reason: str) -> RequestNotSent:
-    """Return the error of a request for a connection that accepts no more."""
+    """Return the error of a request on a connection that accepts no more requests."""
     return RequestNotSent(
         f"The connection to {server} accepts no more requests ({reason}); connect again.", server
     )
 
 
 def too_many_waiting(count: int, server: str) -> TooManyRequests:
-    """Return the error of a request beyond the limit."""
+    """Return the error of a request beyond the limit of waiting requests."""
     return TooManyRequests(
         f"{count} requests wait for {server} already; wait for some of them before making more.",
         server,
@@ -148,7 +148,7 @@ def too_many_waiting(count: int, server: str) -> TooManyRequests:
 
 
 def no_connection(server: str, why: str) -> RequestNotSent:
-    """Return the error of requests that wait for a connection when there is none."""
+    """Return the error of requests that wait for a connection when no connection could be used."""
     return RequestNotSent(
         f"No connection to {server} could be used ({why}); check that it runs and can be reached.",
         server,
@@ -164,27 +164,27 @@ def not_connected(server: str, error: BaseException) -> PipegridError:
     return sentence
 
 
-# One request and its response, as a connection uses them.
+# One request and its response, for a connection.
 #
-# The connection calls, in this order and each at most once except the third: ``handed_over`` (only for a
-# long body), ``head_received``, ``body_received`` for each piece, ``completed``; or, at any time,
-# ``failed`` and then nothing more. After ``abandon`` it calls none of them.
+# The connection calls these methods in this order, all but ``body_received`` at most once: ``handed_over``
+# (only for a long body), ``head_received``, ``body_received`` for each piece, ``completed``. It may call
+# ``failed`` at any time, and none of them after that. After ``abandoned`` is set it calls none of them.
 
 IDEMPOTENT_METHODS = frozenset((b"GET", b"HEAD", b"PUT", b"DELETE", b"OPTIONS", b"TRACE"))
 
 
 class Carrier(Protocol):
-    """The connection that has an exchange, as far as the exchange calls it."""
+    """The connection that has an exchange, with the methods that an exchange calls."""
 
     @property
     def transport(self) -> Any:
         """The transport of the connection; None before it is made."""
 
     def cancel(self, exchange: Exchange, error: PipegridError | None = None) -> None:
-        """Withdraw the request; with an error, the exchange fails with it."""
+        """Withdraw the request; if an error is given, the exchange fails with the error."""
 
     def pause_changed(self, exchange: Exchange) -> None:
-        """``exchange.paused`` has changed: pause or resume reading."""
+        """React to a change of ``exchange.paused``: pause or resume reading."""
 
 
 class Exchange:
@@ -194,7 +194,7 @@ class Exchange:
     Attributes:
         head: request line and header lines, with the empty line at their end.
         body: the pieces of the body, in order.
-        producer: writes the body instead; ``chunked`` says with which framing.
+        producer: writes the body, if ``body`` has none; ``chunked`` says whether the body is sent in chunks.
         request_bytes: the size of head and body, as far as known.
         idempotent: whether repeating the request is harmless, so that it is replayed after a loss.
         expected_response_bytes: the size of the response, head included; None if unknown.
@@ -204,18 +204,19 @@ class Exchange:
         closes: whether the request has ``Connection: close``.
 
         connection: the connection that has the request, if any.
-        charged_bytes: the bytes that the connection's budget counts for it.
-        sent: whether its last byte was given to the transport.
+        charged_bytes: the bytes of the connection's budget that the response takes.
+        sent: whether the last byte of the request was given to the transport.
         response: the head of the response, once it has arrived.
         received_bytes: the bytes of the response so far.
         abandoned: whether the response is no longer wanted.
-        wanted_bytes: the bytes of the response that arrived before that.
+        wanted_bytes: the bytes of the response that arrived before the request was abandoned.
         paused: whether the reader of the response is paused.
-        claimed: whether the response has a reader; until then it is paused, but not without limit.
-        attempts: how many connections were lost with it.
-        maybe_processed: whether the server may have received it on one of those.
-        written_s: when it was given to the transport, if its response shows the round trip.
-        token: its entry in the connection's measured window, if there is one.
+        claimed: whether the response has a reader; a response without a reader is paused, but not without
+            limit.
+        attempts: how many connections were lost with the request.
+        maybe_processed: whether the server may have received the request on one of these connections.
+        written_s: when the request was given to the transport, if its response measures the round trip.
+        token: the request's entry in the connection's measured window, if there is one.
     """
 
     __slots__ = (
@@ -302,20 +303,20 @@ class Exchange:
         return f"<{type(self).__name__} {self.method.decode('latin-1')} {state}>"
 
     def withdraw(self) -> None:
-        """Withdraw the request, wherever it is; the exchange is not notified any more."""
+        """Withdraw the request, even if it is on no connection; the exchange is not notified any more."""
         if self.connection is not None:
             self.connection.cancel(self)
         else:
-            self.abandoned = True  # a pool drops it when it gets there
+            self.abandoned = True  # a pool drops it when it is its turn
 
     def set_paused(self, paused: bool) -> None:
-        """Pause or resume the response for its reader."""
+        """Pause or resume the response, as its reader has asked."""
         self.paused = paused
         if self.connection is not None:
             self.connection.pause_changed(self)
 
     def make_placeholder(self) -> Exchange:
-        """Return an abandoned exchange that replaces this one on its connection."""
+        """Return an abandoned exchange that takes the place of this exchange on its connection."""
         placeholder = Exchange(self.method, b"", idempotent=True, timeout_s=self.timeout_s)
         placeholder.connection = self.connection
         placeholder.sent = placeholder.abandoned = True
@@ -327,11 +328,14 @@ class Exchange:
 
     @property
     def can_be_repeated(self) -> bool:
-        """Return whether its bytes are still available and no reader has seen a response."""
+        """Return whether the request's bytes are still available and no response has begun."""
         return not self.producer_started and self.response is None
 
     def handed_over(self) -> None:
-        """The transport has all of a body that was long enough to be written in pieces."""
+        """
+        The whole body has been passed to the transport. Called only for long bodies, which are written in
+        pieces.
+        """
 
     def head_received(self, head: ResponseHead) -> None:
         """The head of the final response has arrived."""
@@ -340,13 +344,14 @@ class Exchange:
         """A piece of the body has arrived."""
 
     def completed(self) -> None:
-        """All of the body has arrived, or there is none."""
+        """The response is complete, with or without a body."""
 
     def failed(self, error: PipegridError) -> None:
-        """The response will not come, or not completely."""
+        """There will be no response, or no complete one."""
 
 
-# Raw requests: the caller gives bytes ready to send, and gets the response with as few objects as possible.
+# Raw requests: the caller gives bytes that are ready to send, and gets the response with as few objects as
+# possible.
 
 
 class RawResponse:
@@ -355,8 +360,8 @@ class RawResponse:
 
     Attributes:
         status: 200 to 999.
-        body: the whole body, or b"" if it went to a consumer.
-        body_bytes: the length of the body in both cases.
+        body: the whole body, or b"" if a consumer has received it.
+        body_bytes: the length of the body, even if a consumer has received it.
         header_list: (lower-case name, value) in the order of arrival.
     """
 
@@ -375,7 +380,7 @@ class RawResponse:
 
     @property
     def headers(self) -> dict[bytes, bytes]:
-        """The headers by lower-case name; several of one name are joined with a comma."""
+        """The headers by lower-case name; several headers of one name are joined with a comma."""
         if self._headers is None:
             headers = self._headers = {}
             for name, value in self.header_list:
@@ -383,7 +388,7 @@ class RawResponse:
         return self._headers
 
 
-# Gets status and headers, and may return a consumer for the body; None: collect the body.
+# A function that gets status and headers, and may return a consumer for the body; None: collect the body.
 ConsumerChoice = Callable[[RawResponse], IConsumer | None]
 
 
@@ -393,21 +398,21 @@ class RawRequest:
     One request, ready to be sent.
 
     Attributes:
-        head: request line and header lines, with the empty line at their end, and with the header that
-            gives the length of ``body``.
+        head: request line and header lines, with the empty line at their end, and with the header that gives
+            the length of ``body``.
         body: the pieces of the body; they must not change until the response has arrived. Empty once
             released.
-        idempotent: None: by the method.
+        idempotent: whether the request may be repeated; None: the method decides.
         expected_response_bytes: the size of the response, head included, as well as known; None if unknown.
         timeout_s: how long the server may be silent; None for the connection's default.
-        max_body_bytes: the limit of a collected body; a longer one is a ``ResponseError``.
-        consumer_for: called with the head; the consumer that it returns gets the body, with the connection
-            as push producer, and the Deferred fires after the last byte.
-        release: called when the transport has all of a long body. The request then releases the body and
-            cannot be repeated. None: the body is kept until the response has arrived.
+        max_body_bytes: the limit of a collected body; a longer body is a ``ResponseError``.
+        consumer_for: called with the head; if it returns a consumer, the consumer gets the body, with the
+            connection as push producer, and the Deferred fires after the last byte.
+        release: called when a long body has been passed to the transport. The request then releases the body
+            and cannot be repeated. None: the body is kept until the response has arrived.
         is_gone: whether the body was released.
-        again_after_silence: False: if the connection is silent for too long, fail at once, even if an
-            earlier request's response was due; for callers that have another host.
+        again_after_silence: False: if the connection is silent for too long, fail at once, even if an earlier
+            request's response was due; for callers that have another host.
     """
 
     head: bytes
@@ -427,7 +432,7 @@ class RawExchange(Exchange):
     """
     A raw request; also the producer of its response's body, for a consumer.
 
-    It reports to ``answered`` or ``gave_up``; ``RawCall`` turns these into a Deferred.
+    The outcome is passed to ``answered`` or ``gave_up``; ``RawCall`` turns both into a Deferred.
     """
 
     __slots__ = ("_answer", "_consumer", "_pieces", "_request", "_server")
@@ -452,10 +457,10 @@ class RawExchange(Exchange):
         self._consumer: IConsumer | None = None
 
     def answered(self, answer: RawResponse) -> None:
-        """All of the body has arrived, or there is none."""
+        """Receive the response, which is complete, with or without a body."""
 
     def gave_up(self, error: PipegridError) -> None:
-        """The response will not come, or not completely; ``error`` is the reason."""
+        """Receive the error, since there will be no complete response."""
 
     @property
     def can_be_repeated(self) -> bool:
@@ -513,11 +518,11 @@ class RawExchange(Exchange):
         self.set_paused(False)
 
     def stopProducing(self) -> None:
-        """Stop the body for the consumer."""
+        """Stop the body, as the consumer has asked."""
         self.take_back()
 
     def take_back(self) -> None:
-        """Withdraw the request without a report."""
+        """Withdraw the request without reporting an outcome."""
         self.withdraw()
         self._release_consumer()
 
@@ -543,7 +548,7 @@ class RawCall(RawExchange):
     A raw request with a Deferred.
 
     Attributes:
-        result: fires with the response; cancelling it withdraws the request.
+        result: fires with the response; cancelling the Deferred withdraws the request.
     """
 
     __slots__ = ("result",)
@@ -559,5 +564,5 @@ class RawCall(RawExchange):
         self.result.errback(error)
 
     def stopProducing(self) -> None:
-        """Stop the body for the consumer; the request fails as if it was cancelled."""
+        """Stop the body, as the consumer has asked; the request fails as if it had been cancelled."""
         self.result.cancel()

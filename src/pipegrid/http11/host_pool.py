@@ -1,4 +1,4 @@
-"""Connection pool of one host; host statistics."""
+"""The pool of connections to one host, and statistics about the host."""
 
 from __future__ import annotations
 
@@ -29,35 +29,36 @@ from pipegrid.http11.exchange import (
 )
 from pipegrid.reactor.deferreds import check_own_thread
 
-# What the responses of one host show about it.
+# What the responses of one host show about the host.
 #
-# **Size of responses.** If no caller knows how long a response will be, the host's earlier responses give
-# the estimate: it rises to each longer response at once, and falls by a sixteenth with each shorter one. So
-# a host that mixes both is treated as one with long responses, which is slower but correct.
+# **Size of responses.** If no caller knows how long a response will be, the sizes of the host's earlier
+# responses give an estimate. A longer response raises the estimate to its size at once, and a shorter one
+# lowers it by a sixteenth of the difference. So a host that mixes long and short responses is treated as one
+# with long responses, which is slower but correct.
 #
 # **Pipelining.** Most servers support it. Some do not: they close, drop requests that they have read in
 # advance, or confuse responses. Such a host gets one request at a time for a while, longer each time, up to
 # ``serial_memory_s``. A single closed connection proves nothing, since servers restart and close idle
-# connections. Two in a row without a success in between suffice; so does garbage or silence after pipelined
-# requests.
+# connections. Two closed connections in a row without a success in between are enough; so is garbage or
+# silence after pipelined requests.
 #
 # **Requests per connection.** Servers close a connection after a number of responses: nginx after 1000 (100
-# before 1.19.10), Apache httpd after 100. Requests written after the last of them are wasted: of 6,200
-# files 5,273 were requested twice. So ``quota`` begins with the most usual number. If a host closes
-# earlier, that number is used; if it goes on, there is no quota.
+# before 1.19.10), Apache httpd after 100. Requests that are written after that number are wasted: of 6,200
+# files, 5,273 were requested twice. So ``quota`` begins with the most usual number. If a host closes earlier,
+# that number becomes the quota; if it goes on after the quota, there is no quota.
 #
-# **Outstanding bytes.** Every server can take ``response_budget_bytes``. A host gets a measured window if
-# its ``Server`` header names a product that can take more, or if it has answered many pipelined requests
-# and is not built on Twisted. If that fails once, it is not tried again. A caller that knows the host's
-# program may raise the budget.
+# **Outstanding bytes.** Every server can take ``response_budget_bytes``. A host gets a measured window if its
+# ``Server`` header names a product that can take more, or if the host has answered many pipelined requests
+# and is not built on Twisted. If a connection with a measured window is lost once, the host gets no measured
+# window again. A caller that knows the host's program may raise the budget.
 
 MIN_ASSUMED_BYTES = 256
 
 FIRST_QUOTA = 1000.0
 LEAST_QUOTA = 10
-"""A server that closes earlier than this has another reason than a quota."""
+"""If a server closes a connection after fewer responses, the reason is not a quota."""
 
-PROOF = 10  # pipelined responses that prove that the server supports pipelining
+PROOF = 10  # this many pipelined responses prove that pipelining works
 
 BEAR_MORE = (
     b"nginx",
@@ -70,13 +71,13 @@ BEAR_MORE = (
     b"ats",
     b"litespeed",
 )
-"""Products that stop reading while they cannot write: the beginning of ``Server``, in lower case."""
+"""Products that stop reading while they cannot write, by the beginning of ``Server`` in lower case."""
 
 BEAR_LESS = (b"twisted",)
-"""Products that drop the connection if a request comes while they cannot write."""
+"""Products that drop the connection if a request arrives while they cannot write."""
 
 FIRST_SERIAL_SHARE = 1 / 60
-"""The part of ``serial_memory_s`` for which a host gets one request at a time after the first failure."""
+"""The fraction of ``serial_memory_s`` for which a host gets one request at a time after the first failure."""
 
 
 class HostStats:
@@ -85,14 +86,14 @@ class HostStats:
 
     Attributes:
         assumed_response_bytes: the estimate for a response of unknown size.
-        proven: the host speaks HTTP/1.1 and keeps connections open, so even a request that must not be
-            repeated may be pipelined.
+        proven: whether the host speaks HTTP/1.1 and keeps connections open, so that even a request that must
+            not be repeated may be pipelined.
         takes_larger_budget: whether more than ``response_budget_bytes`` may be outstanding.
         quota: how many requests one connection accepts, as far as known.
-        quota_is_reported: whether the host has stated it.
+        quota_is_reported: whether the host has announced the close after that number.
 
     Args:
-        serial: always one request at a time.
+        serial: whether the host always gets one request at a time.
     """
 
     def __init__(self, limits: Limits, serial: bool = False) -> None:
@@ -117,7 +118,7 @@ class HostStats:
         )
 
     def is_serial(self, now: float) -> bool:
-        """Return whether this host gets one request at a time."""
+        """Return whether this host now gets one request at a time."""
         return now < self._serial_until
 
     def answered(self, exchange: Exchange, now: float, others_behind: bool) -> None:
@@ -125,7 +126,7 @@ class HostStats:
         Record a complete response.
 
         Args:
-            others_behind: whether later requests were outstanding.
+            others_behind: whether later requests were outstanding when the response arrived.
         """
         size = exchange.received_bytes
         assumed = self.assumed_response_bytes
@@ -147,12 +148,15 @@ class HostStats:
             self._judge(exchange, others_behind)
 
     def outlasted(self, answered: int) -> None:
-        """A connection stays open after this many responses: if that is the quota, the host has none."""
+        """
+        Record that a connection stays open after this many responses; if they reach the quota, the host has
+        no quota.
+        """
         if answered >= self.quota:
             self.quota = float("inf")
 
     def _judge(self, exchange: Exchange, others_behind: bool) -> None:
-        """Decide whether more bytes may be outstanding."""
+        """Decide whether more than ``response_budget_bytes`` may be outstanding."""
         product = self._product
         if product is None:
             head = exchange.response
@@ -170,10 +174,11 @@ class HostStats:
         Record the end of a connection.
 
         Args:
-            answered_after: how many of its responses came while later requests were outstanding.
+            answered_after: how many of the connection's responses came while later requests were outstanding.
 
         Returns:
-            Whether pipelining may be the cause, so that a request may succeed if it is repeated alone.
+            Whether pipelining may be the cause, so that a request may succeed if it is repeated without
+                pipelining.
         """
         if loss.announced_close and loss.answered >= LEAST_QUOTA:
             self.quota = loss.answered
@@ -202,18 +207,18 @@ class HostStats:
 # The connections to one host, and the requests that wait for them.
 #
 # **Decide, then act.** Only ``_assign`` gives requests to connections. It is called after everything that
-# could change the outcome, takes requests from the front of the queue while a connection fits the first
-# one, and opens connections for the rest. No request overtakes another, so none starves. A caller that
+# could change its outcome. It takes requests from the front of the queue while the first request fits on a
+# connection, and opens connections for the rest. No request overtakes another, so none starves. A caller that
 # needs responses in order uses one ``PipelinedConnection``.
 #
-# **After a loss.** Requests that the server cannot have processed, and those that may be repeated, return
-# to the front of the queue in their old order; all others fail. The loss counts for the request whose
-# response was due, and for all of them if the connection never received a response. After ``max_attempts``
-# a request fails. So every loss brings a request nearer to its end, and reconnecting ends.
+# **After a loss.** Requests that the server cannot have processed, and those that may be repeated, return to
+# the front of the queue in their old order; all others fail. The loss counts as an attempt of the request
+# whose response was due, or of all requests on the connection if it never received a response. After
+# ``max_attempts`` a request fails. So every loss brings a request nearer to its end, and reconnecting ends.
 #
-# **Silence.** With a server that accepts connections and never responds, each of many requests would wait
-# for its own timeout. So all waiting requests without a longer timeout fail with the first one. If the host
-# has responded before, this happens after ``SECOND_CHANCE`` times as long, since it may only fail at
+# **Silence.** If a server accepts connections and never responds, each of many requests would wait for its
+# own timeout. So all waiting requests without a longer timeout fail with the first one. If the host has
+# responded before, they fail after ``SECOND_CHANCE`` times as long, since the host may only have failed at
 # pipelining.
 
 SECOND_CHANCE = 2
@@ -228,7 +233,7 @@ class HostPool:
         connect: makes the endpoint for one more connection.
         server: the host's name for error messages.
         serial: always one request at a time on each connection.
-        cautious: no request is pipelined before the host has given a whole response.
+        cautious: no request is pipelined before the host has sent a complete response.
     """
 
     def __init__(
@@ -251,7 +256,7 @@ class HostPool:
         self._waiting: deque[Exchange] = deque()
         self._connections: list[PipelinedConnection] = []  # ready ones
         self._connecting: set[Deferred[PipelinedConnection]] = set()
-        self._may_grow = True  # not after a failed attempt, until a response arrives
+        self._may_grow = True  # False from a failed attempt to the next response
         self._assigning = False
         self._dropping = False
         self._closed = False
@@ -267,25 +272,25 @@ class HostPool:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether dropping the pool would lose only its statistics."""
+        """Whether dropping the pool would lose only its statistics."""
         return not (self._waiting or self._connections or self._connecting)
 
     @property
     def is_connected(self) -> bool:
-        """Return whether a request need not wait for a connection to be made."""
+        """Whether at least one connection exists, so that a request need not wait for one."""
         return bool(self._connections)
 
     @property
     def last_activity_s(self) -> float:
-        """The time of the last received or sent bytes on any of its connections, by the clock."""
+        """The time when bytes were last received or sent on any of the pool's connections, by the clock."""
         return max((each.last_activity_s for each in self._connections), default=-math.inf)
 
     def request(self, request: RawRequest) -> Deferred[RawResponse]:
         """
         Send a raw request on any connection with capacity; fires with its response.
 
-        Cancelling withdraws it. Errors are those of ``PipelinedConnection.request``, after repeatable
-        requests were repeated; UsageError in another thread than the reactor's.
+        Cancelling withdraws the request. Errors are those of ``PipelinedConnection.request``, after
+        repeatable requests were repeated; UsageError in another thread than the reactor's.
         """
         try:
             check_own_thread("A pool of connections")
@@ -296,19 +301,22 @@ class HostPool:
         return exchange.result
 
     def connect(self) -> None:
-        """Make a connection for later requests, unless there is one; if that fails, they try again."""
+        """
+        Make a connection for later requests, unless there is one. If connecting fails, later requests connect
+        again.
+        """
         if not (self._connections or self._connecting or self._closed):
             self._open_connection()
 
     def raise_budget(self, response_bytes: int) -> None:
-        """From now on let at least so many bytes of responses be outstanding on a connection."""
+        """Let at least this many bytes of responses be outstanding on each connection from now on."""
         if response_bytes > self._budget_bytes:
             self._budget_bytes = response_bytes
             for connection in self._connections:
                 connection.lane.raise_budget(response_bytes)
 
     def submit(self, exchange: Exchange) -> None:
-        """Accept a request, or fail it at once."""
+        """Accept a request, or fail the request at once."""
         if self._closed:
             exchange.failed(self._refused())
         elif len(self._waiting) >= self._limits.max_waiting:
@@ -319,9 +327,9 @@ class HostPool:
 
     def close(self) -> Deferred[None]:
         """
-        Fail all requests, sent ones included; fires when all connections are closed.
+        Fail all requests, even sent ones; fires when all connections are closed.
 
-        Wait for responses before you call this. A second call waits for the same end.
+        Wait for responses before you call this. A second call fires at the same time as the first.
         """
         self._closed = True
         waiting, self._waiting = self._waiting, deque()
@@ -342,9 +350,9 @@ class HostPool:
 
     def drop(self, reason: str) -> None:
         """
-        Abort all connections; their requests and the waiting ones fail and are not repeated.
+        Abort all connections; requests on connections and waiting requests fail and are not repeated.
 
-        Requests submitted later get new connections, also if the callback of a failure submits them.
+        Requests submitted later get new connections, even if the callback of a failure submits them.
 
         Args:
             reason: a clause for the errors.
@@ -373,9 +381,9 @@ class HostPool:
     # Decisions.
 
     def _assign(self) -> None:
-        """Give requests to connections with capacity, and open connections for the rest."""
+        """Give waiting requests to connections with capacity, and open connections for the rest."""
         if self._assigning:
-            return  # the outer call repeats its check
+            return  # the outer call will repeat the check
         self._assigning = True
         try:
             while not self._place_waiting() and self._wants_connection():
@@ -384,7 +392,9 @@ class HostPool:
             self._assigning = False
 
     def _place_waiting(self) -> bool:
-        """Assign waiting requests while a connection fits the first; True if none is left."""
+        """
+        Assign waiting requests while the first one fits on a connection; return True if no request is left.
+        """
         waiting = self._waiting
         while waiting:
             exchange = waiting[0]
@@ -397,7 +407,7 @@ class HostPool:
         return True
 
     def _best_for(self, exchange: Exchange) -> PipelinedConnection | None:
-        """Return the least loaded connection on which the request could be written at once."""
+        """Return the connection with the fewest requests on which this request could be written at once."""
         record = self.record
         serial = record.is_serial(self._clock.seconds())
         needs_proof = self._unknown or (not exchange.idempotent and not record.proven)
@@ -416,9 +426,7 @@ class HostPool:
         return best
 
     def _wants_connection(self) -> bool:
-        """
-        Return whether the waiting requests could fill another connection in addition to those being made.
-        """
+        """Return whether the waiting requests need one more connection than those that are being made."""
         limits = self._limits
         coming = len(self._connecting)
         have = len(self._connections) + coming
@@ -463,7 +471,7 @@ class HostPool:
             self._assign()
 
     def _no_connection(self, error: BaseException) -> None:
-        """An attempt failed. If no other connection is left, all waiting requests fail."""
+        """Handle a failed attempt to connect: if no connection is left, all waiting requests fail."""
         self._may_grow = self._has_no_hope()
         if not self._may_grow:
             return
@@ -473,14 +481,14 @@ class HostPool:
             _fail(exchange, sentence)
 
     def _has_no_hope(self) -> bool:
-        """Return whether no connection will answer anything, now or soon."""
-        # A connection that a reader delays may stay so for as long as the reader likes.
+        """Return whether no connection is made or being made that can answer waiting requests."""
+        # A connection that a reader delays does not count: the reader may delay it for any time.
         return not self._connecting and all(each.blocked for each in self._connections)
 
-    # Notifications of connections.
+    # Notifications from the connections.
 
     def has_space(self, connection: PipelinedConnection) -> None:
-        if connection in self._connections:  # else it is being made, and has sent nothing
+        if connection in self._connections:  # not in the list while it is being made
             self._heard, self._silent_since_s = True, None
         if self._waiting:
             self._assign()
@@ -495,7 +503,7 @@ class HostPool:
 
     def blocked(self, connection: PipelinedConnection) -> None:
         self._waiting.extendleft(reversed(connection.move_followers()))
-        self._may_grow = True  # this connection may be blocked for long: look for another one
+        self._may_grow = True  # it may be blocked for long: allow another connection
         self._assign()
 
     def gave_back(self, unsent: list[Unanswered]) -> None:
@@ -507,14 +515,14 @@ class HostPool:
         if connection in self._connections:
             self._connections.remove(connection)
         if self._has_no_hope():
-            self._may_grow = True  # else no connection would be made for the waiting requests
+            self._may_grow = True  # so that waiting requests get a connection
         now = self._clock.seconds()
         pipelining_failed = self.record.lost(loss, connection.answered_after, now)
         if not loss.announced:
             for each in unanswered if not loss.answered else unanswered[:1]:
                 each.exchange.attempts += 1
-        # With many connections on a slow link, one may get nothing for long although the server is not
-        # silent.
+        # With many connections on a slow link, one connection may receive nothing for long although the
+        # server is not silent.
         starved = loss.timed_out and self.last_activity_s > now - self._limits.timeout_s
         if loss.timed_out:
             unanswered = self._fail_what_waits_too_long(connection, loss, unanswered)
@@ -523,7 +531,9 @@ class HostPool:
     def _fail_what_waits_too_long(
         self, connection: PipelinedConnection, loss: Loss, unanswered: list[Unanswered]
     ) -> list[Unanswered]:
-        """The host is silent: fail all requests with no longer timeout; return the other unanswered ones."""
+        """
+        Fail the requests whose timeout the host's silence has reached; return the other unanswered ones.
+        """
         since_s = self._silent_since_s
         if since_s is None:
             since_s = self._silent_since_s = connection.last_activity_s
@@ -574,7 +584,7 @@ class HostPool:
             return False
         if isinstance(error, RequestNotSent):
             return not isinstance(error, WrongServerKey)
-        # Garbage and silence are final, unless something other than the server caused them.
+        # After garbage or silence no request is repeated, unless the server may not be the cause.
         return exchange.idempotent and (not_its_fault or isinstance(error, RequestMaybeProcessed))
 
     def _check_invariants(self) -> None:
@@ -586,7 +596,7 @@ class HostPool:
 
 
 def _fail(exchange: Exchange, error: PipegridError) -> None:
-    """Fail an exchange with an error that considers all attempts, not only the last."""
+    """Fail an exchange with an error that considers all attempts, not only the last one."""
     if exchange.abandoned:
         return
     if exchange.maybe_processed and isinstance(error, RequestNotSent):

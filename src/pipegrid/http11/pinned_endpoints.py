@@ -17,10 +17,10 @@ from pipegrid.http11.pinned_key import pin_endpoint
 @implementer(IAgentEndpointFactory)
 class PinnedEndpoints:
     """
-    TLS for https, to servers that own the one pinned key; nothing else.
+    Endpoints for https only, with TLS to servers that own the one pinned key.
 
     Args:
-        inner: makes the endpoint below TLS (it is called with http); None for TCP.
+        inner: makes the endpoint below TLS (called with a URI for http); None: TCP.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""TLS with a pinned public key."""
+"""TLS with a pinned public key, and a fast reader for the usual certificates."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 # The usual certificate of a storage server, read without a library.
 #
-# It is in DER, as X.509 requires, has an RSA key, and is signed by that key with SHA-2, as Tahoe-LAFS and
-# PipeGrid make them. All others are left to ``cryptography`` (``UnusualCertificate``): to import its X.509
-# and check the certificates of ten servers takes 29 ms of CPU time, and this takes 2.6 ms. The difference
-# is 6 to 8 % of a ``get`` of a small file. ``misc.fuzz`` compares both readers.
+# Such a certificate is in DER, as X.509 requires, has an RSA key, and is signed by that key with SHA-2, as
+# Tahoe-LAFS and PipeGrid make them. ``cryptography`` reads all others (``UnusualCertificate``): importing its
+# X.509 module and checking the certificates of ten servers takes 29 ms of CPU time, and this reader takes 2.6
+# ms. The difference is 6 to 8 % of a ``get`` of a small file. ``misc.fuzz`` compares both readers.
 #
-# **Why it is safe to read it twice**, here and in OpenSSL, which uses its key for the handshake: DER has
-# one encoding for each value. Only lengths in their shortest form are accepted here, each element ends
-# where its container does, and the fields have the order and tags of RFC 5280; so no two readers can find
-# the key in two places.
+# **Why it is safe to read a certificate twice**, here and in OpenSSL, which uses its key for the handshake:
+# DER has only one encoding for each value. This reader accepts lengths only in their shortest form, each
+# element must end where its container ends, and the fields must have the order and tags of RFC 5280. So no
+# two readers can find the key in two places.
 #
 # Source: RFC 5280, section 4.1; RFC 8017, sections 8.2.2 and A.2.4; X.690, section 10.1.
 
@@ -47,12 +47,12 @@ _DIGEST_INFO = {
     "sha384": bytes.fromhex("3041300d060960864801650304020205000430"),
     "sha512": bytes.fromhex("3051300d060960864801650304020305000440"),
 }
-_KEY_BYTES = range(2048 // 8, 8192 // 8 + 1)  # checking a signature of the largest takes 3 ms
+_KEY_BYTES = range(2048 // 8, 8192 // 8 + 1)  # checking a signature by the largest key takes 3 ms
 _LARGEST_EXPONENT = 1 << 32
 
 
 class UnusualCertificate(ValueError):
-    """The certificate is not a usual one; the text says why."""
+    """The certificate is not of the usual kind; the text says why."""
 
 
 class Certificate(NamedTuple):
@@ -61,9 +61,9 @@ class Certificate(NamedTuple):
 
     Attributes:
         signed: the bytes that are signed.
-        algorithm: the signature algorithm, which both fields name.
+        algorithm: the signature algorithm, which must be the same in both fields.
         key: the SubjectPublicKeyInfo, DER.
-        signature: big-endian.
+        signature: the signature, big-endian.
         own_issuer: whether issuer and subject are the same name.
     """
 
@@ -79,7 +79,7 @@ def read(der: bytes) -> Certificate:
     Return the parts of a certificate.
 
     Raises:
-        UnusualCertificate: it is not encoded as usual.
+        UnusualCertificate: the certificate is not encoded as usual.
     """
     whole = _Elements(der)
     outer = whole.inside(_SEQUENCE)
@@ -108,7 +108,7 @@ def check_signed_by_itself(certificate: Certificate) -> None:
     Check that the certificate is signed by its own key, with RSA and SHA-2.
 
     Raises:
-        UnusualCertificate: it is not.
+        UnusualCertificate: it is not signed in this way.
     """
     name = _SIGNED_WITH.get(certificate.algorithm)
     if name is None or not certificate.own_issuer:
@@ -136,7 +136,7 @@ def check_signed_by_itself(certificate: Certificate) -> None:
 
 def _rsa_key(key: bytes) -> tuple[int, int]:
     """
-    Return modulus and exponent of a SubjectPublicKeyInfo. Raises UnusualCertificate: it is not an RSA key.
+    Return modulus and exponent of a SubjectPublicKeyInfo. Raises UnusualCertificate if it is not an RSA key.
     """
     info = _Elements(key).inside(_SEQUENCE)
     if info.element(_SEQUENCE) != _RSA:
@@ -159,18 +159,18 @@ def _bits(elements: _Elements) -> bytes:
 
 
 class _Elements:
-    """A sequence of DER elements."""
+    """Reads DER elements, one after another."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
 
     def tag(self) -> int:
-        """Return the next element's tag; -1 if there is none."""
+        """Return the tag of the next element without reading the element; -1 if there is none."""
         return self._data[self._at] if self._at < len(self._data) else -1
 
     def element(self, tag: int) -> bytes:
-        """Return the next element, with its tag and length."""
+        """Return the bytes of the next element, with its tag and length."""
         return self._take(tag)[0]
 
     def content(self, tag: int) -> bytes:
@@ -178,11 +178,11 @@ class _Elements:
         return self._take(tag)[1]
 
     def inside(self, tag: int) -> _Elements:
-        """Return the elements inside the next element."""
+        """Return a reader of the elements inside the next element."""
         return _Elements(self.content(tag))
 
     def number(self) -> int:
-        """Return the next element, an integer that is not negative."""
+        """Return the value of the next element, which must be an integer of at least 0."""
         data = self.content(_INTEGER)
         if not data or data[0] & 0x80 or (data[0] == 0 and len(data) > 1 and not data[1] & 0x80):
             raise UnusualCertificate("it has a number that is not in its shortest form")
@@ -201,7 +201,7 @@ class _Elements:
         if size & 0x80:
             digits = data[at : at + (size & 0x7F)]
             size, at = int.from_bytes(digits, "big"), at + len(digits)
-            # The shortest form, and no more than a certificate may have.
+            # A length must be in its shortest form, and not longer than a certificate may be.
             if not 1 <= len(digits) <= 3 or not digits[0] or size < 0x80:
                 raise UnusualCertificate("it has a length that is not in its shortest form")
         self._at = at + size
@@ -213,11 +213,11 @@ class _Elements:
 # TLS to a storage server with a pinned key.
 #
 # The server proves its identity by owning the key whose hash is in its address; nothing else in its
-# certificate matters. So only the certificate's own signature is checked, and neither names nor dates,
-# which are usually wrong. The check is part of the handshake: with the wrong key it fails before a byte of
-# any request is written.
+# certificate matters. So only the certificate's own signature is checked. Names and dates are not checked,
+# since they are usually wrong. The check is part of the handshake: with the wrong key the handshake fails
+# before a byte of any request is written.
 #
-# ``cryptography`` is imported only for unusual certificates, and for those that are refused.
+# ``cryptography`` is imported only for unusual certificates, and for certificates that are refused.
 
 PIN_BYTES = 32
 
@@ -234,9 +234,10 @@ def pin_endpoint(
     Args:
         pin: SHA-256 of the DER form of the public key (SubjectPublicKeyInfo), 32 bytes.
         server: the server's name for errors.
-        adopt: wraps the endpoint instead; gets the function that checks certificates.
+        adopt: wraps the endpoint in place of this function; its first argument is the function that checks
+            certificates.
 
-    The connection is lost with ``WrongServerKey`` if the key is another one.
+    The connection is lost with ``WrongServerKey`` if the server has another key.
     """
     if len(pin) != PIN_BYTES:
         raise UsageError(f"The pin of {server} has {len(pin)} bytes instead of {PIN_BYTES}.")
@@ -259,7 +260,8 @@ def public_key_pin(certificate: x509.Certificate) -> bytes:
 
 def problem_of(der: bytes, pin: bytes, server: str) -> WrongServerKey | None:
     """
-    Return the error for a certificate that does not have the pinned key; None if it has.
+    Return the error for a certificate that does not have the pinned key, or is not signed by it; otherwise
+    None.
 
     Args:
         der: the certificate.
@@ -280,7 +282,7 @@ def _second_look(der: bytes, pin: bytes, server: str) -> WrongServerKey | None:
     try:
         found = x509.load_der_x509_certificate(der)
         its = public_key_pin(found)
-    except Exception as error:  # any error of a library about bytes of a server
+    except Exception as error:  # any error, since the bytes come from a server
         why = str(error) or type(error).__name__
         return _wrong(server, f"The certificate of {server} cannot be understood ({why})")
     if not hmac.compare_digest(its, pin):
@@ -298,5 +300,5 @@ def _wrong(server: str, what: str) -> WrongServerKey:
 
 
 def _text(pin: bytes) -> str:
-    """Return a pin as addresses of storage servers have it."""
+    """Return a pin as the text that addresses of storage servers contain."""
     return urlsafe_b64encode(pin).decode("ascii").rstrip("=")

@@ -1,8 +1,8 @@
 """
 The proxy for a host, from the environment, read as curl reads it. Pure.
 
-It speaks HTTP, or SOCKS5 (``socks5h``): that one looks up all names. ``socks5``, with which curl looks up
-names itself, is refused.
+A proxy speaks HTTP or SOCKS5. With ``socks5h``, the proxy looks up all names. ``socks5``, with which curl
+looks up names itself, is refused.
 
 ``http_proxy`` is for http, ``https_proxy`` for https, ``all_proxy`` for both; hosts in ``no_proxy`` are
 connected directly. All but ``http_proxy`` may be in capitals: a web server sets ``HTTP_PROXY`` for its
@@ -32,12 +32,12 @@ PORTS = {"http": 80, "https": 443, "socks5h": 1080}
 @attrs.frozen
 class Proxy:
     """
-    A proxy.
+    A proxy, and the credentials for it.
 
     Attributes:
         scheme: how to connect to the proxy: http, https or socks5h.
-        login: user name and password of a SOCKS5 proxy; empty: none. Not in ``repr``.
-        authorization: a whole header line for the proxy, with its end; b"": none. Not in ``repr``.
+        login: user name and password for a SOCKS5 proxy; empty: none. Not in ``repr``.
+        authorization: a whole header line for the proxy, with its line end; b"": none. Not in ``repr``.
     """
 
     scheme: str
@@ -48,7 +48,7 @@ class Proxy:
 
     @property
     def socks(self) -> ProxyWay | None:
-        """The way through it, if it speaks SOCKS5."""
+        """The way through the proxy if it speaks SOCKS5; otherwise None."""
         if self.scheme != "socks5h":
             return None
         address = ProxyAddress(self.host, self.port)
@@ -56,7 +56,7 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        """The proxy's URL for messages, without its password."""
+        """The proxy's URL for messages, without user name and password."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}/"
 
@@ -66,7 +66,7 @@ def proxy_for(scheme: str, host: str, port: int, environment: Mapping[str, str])
     Return the proxy for a host; None for a direct connection.
 
     Args:
-        scheme: of the URL, http or https.
+        scheme: the scheme of the requested URL, http or https.
 
     Raises:
         UsageError: the environment names a proxy that cannot be used.
@@ -89,10 +89,10 @@ def read_proxy(url: str, name: str) -> Proxy:
     Parse a proxy's URL; the default scheme is http.
 
     Args:
-        name: of the variable, for errors.
+        name: the name of the variable or argument with the URL, for errors.
 
     Raises:
-        UsageError: it is not the URL of a proxy, or of another kind.
+        UsageError: the text is not the URL of a proxy, or the proxy is of another kind.
     """
     if "://" not in url:
         url = f"http://{url}"
@@ -137,10 +137,10 @@ def _socks_proxy(parts: SplitResult, port: int, name: str) -> Proxy:
 
 def check_resolvable(host: str) -> None:
     """
-    Check that a name may be looked up without Tor.
+    Check that a host name may be looked up without Tor.
 
     Raises:
-        UsageError: only Tor or I2P know it.
+        UsageError: the name exists only in Tor or I2P.
     """
     if is_overlay_name(host):
         raise UsageError(
@@ -154,8 +154,8 @@ def is_exempt(host: str, port: int, exempt: str) -> bool:
     Return whether a host is connected directly.
 
     Args:
-        exempt: names that include all names below them, ``HOST:PORT``, addresses, networks such as
-            ``10.0.0.0/8``, or ``*``; separated by commas or spaces.
+        exempt: rules, separated by commas or spaces. A rule is a name (for all names below it as well),
+            ``HOST:PORT``, an address, a network such as ``10.0.0.0/8``, or ``*``.
     """
     host = host.lower().rstrip(".")
     return any(_fits(host, port, each) for each in exempt.lower().replace(",", " ").split())
@@ -172,7 +172,7 @@ def _fits(host: str, port: int, rule: str) -> bool:
         try:
             return address in ip_network(rule.strip("[]"), strict=False)
         except ValueError:
-            pass  # it may have a port
+            pass  # the rule may have a port
     name, colon, number = rule.rpartition(":")
     if colon and number.isdigit():
         if int(number) != port:

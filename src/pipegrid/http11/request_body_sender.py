@@ -1,4 +1,4 @@
-"""A request body that an ``IBodyProducer`` writes while it is sent, at the pace of the transport."""
+"""Sending a request body that an ``IBodyProducer`` writes, at the pace of the transport."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pipegrid.http11.exchange import Exchange, RequestBodyError
 
 
 class BodyWriter(Protocol):
-    """Writes the body to the transport, and is notified of its end."""
+    """Writes a request's body to the transport, and is notified of the body's end."""
 
     def write_body(self, pieces: list[bytes]) -> None:
         """Write a piece of the body."""
 
     def body_sent(self, exchange: Exchange) -> None:
-        """All of the exchange's body was given to ``write_body``."""
+        """All of the exchange's body has been passed to ``write_body``."""
 
     def body_failed(self, exchange: Exchange, error: PipegridError) -> None:
         """The body will never be complete."""
@@ -30,9 +30,9 @@ class BodyWriter(Protocol):
 @implementer(IConsumer)
 class BodySender:
     """
-    Passes a body from its producer to the writer while it is sent.
+    Passes a body from its producer to the writer while the producer writes it.
 
-    Checks that the producer writes the length that it announced, or frames its output as chunks.
+    The sender checks that the producer writes the length that it announced, or frames its output as chunks.
     """
 
     def __init__(self, writer: BodyWriter, exchange: Exchange, server: str) -> None:
@@ -48,7 +48,7 @@ class BodySender:
         self._paused = False
 
     def start(self) -> None:
-        """Start the producer; not before the head is written."""
+        """Start the producer. Call this only after the head is written."""
         if self._over or self._exchange.producer_started:
             return
         self._exchange.producer_started = True
@@ -56,7 +56,7 @@ class BodySender:
         working.addCallbacks(self._finished, self._failed)
 
     def write(self, data: bytes) -> None:
-        """Write a piece, for the producer. Bytes beyond its length are not sent."""
+        """Write a piece from the producer. Bytes beyond the announced length are not sent."""
         if self._over or not data:
             return
         if self._chunked:
@@ -70,25 +70,25 @@ class BodySender:
         self._writer.write_body([data])
 
     def registerProducer(self, producer: Any, streaming: bool) -> None:
-        """Do nothing: body producers need no producer of their own."""
+        """Do nothing: an ``IBodyProducer`` needs no further producer."""
 
     def unregisterProducer(self) -> None:
         """Do nothing: the Deferred of ``startProducing`` fires when the body has ended."""
 
     def pause(self) -> None:
-        """The transport is full: pause the producer, if it has started and not ended."""
+        """Pause the producer if it is running, since the transport is full."""
         self._paused = True
         if not self._over and self._exchange.producer_started:
             self._producer.pauseProducing()
 
     def resume(self) -> None:
-        """The transport has space: resume the producer, if it was paused and has not ended."""
+        """Resume the producer if it was paused and is running, since the transport has space."""
         was_paused, self._paused = self._paused, False
         if was_paused and not self._over and self._exchange.producer_started:
             self._producer.resumeProducing()
 
     def stop(self) -> None:
-        """Stop the producer: the rest of the body is not needed."""
+        """Stop the producer, since the rest of the body is not needed."""
         if not self._over:
             self._stop_producer()
 

@@ -1,4 +1,4 @@
-"""The requests on a connection, and whether another may be written: decisions without I/O."""
+"""The requests on a connection, and the decision whether another may be written. No I/O."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from pipegrid.http11.connection_limits import Limits
 from pipegrid.http11.exchange import Exchange
 
 FIRST_WINDOW_BYTES = 1 << 20
-"""The initial measured window: 80 Mbit/s at 100 ms, from the first round trip on."""
+"""The measured window at the beginning: it allows 80 Mbit/s at 100 ms from the first round trip on."""
 
 
 GROUP_BYTES = 32 << 10
 """
-Requests that are written together and have small responses are one message to the window, up to this many
-bytes: counting each was an eighth of the cost of small responses.
+Requests that are written together and have small responses count as one message in the window, up to this
+many bytes: counting each request was an eighth of the cost of small responses.
 """
 
 CROWD_REQUESTS = 16
 """
-With fewer requests ``crowd_bytes`` does not apply: large bodies pass a server in pieces, and fill the link.
+``crowd_bytes`` applies only to this many requests or more. With fewer requests, large bodies go through a
+server in pieces, and fill the link.
 """
 
 
@@ -32,40 +33,40 @@ class RequestQueue:
     **Goal.** Requests are sent without waiting for responses, as many as the server can take.
 
     **Hazard.** A server built on Twisted that reads a GET while its transport is full drops the connection
-    with all its requests; others only fill their memory. Its transport is full when it holds 64 KiB that
-    the client has not yet received.
+    with all its requests; for other servers, only memory is filled. A server's transport is full when it
+    holds 64 KiB that the client has not yet received.
 
     **Rule.** A request may be written when the outstanding responses *before* it have at most
-    ``budget_bytes``. Then the server has finished those and has space again when it reads this one. So a
-    large response may follow small ones, is always the last, and is alone once they are read. Received
-    bytes of a response no longer count: when the rest of it fits into the budget, the next request is sent.
-    The size of a response without an estimate is assumed, from the host's recent responses, and corrected
-    once its head has arrived.
+    ``budget_bytes``. Then the server has finished these responses and has space again when it reads the
+    request. So a large response may follow small ones, is always the last one, and blocks further requests
+    until most of it is received. Received bytes of a response no longer count: when the rest of it fits into
+    the budget, the next request is sent. The size of a response without an estimate is assumed, from the
+    host's recent responses, and corrected when its head has arrived.
 
-    **Many small requests.** A server built on Twisted that has received many requests copies all of them
-    for each line of a head, and for each body: with a megabyte of small shares that was a third of its
-    time. So if ``crowd_bytes`` is given, only that many bytes of requests may wait at the server, unless
-    they are few.
+    **Many small requests.** A server built on Twisted that has received many requests copies all of them for
+    each line of a head, and for each body: with a megabyte of small shares, copying was a third of the
+    server's time. So if ``crowd_bytes`` is given, only this many bytes of requests may wait at the server,
+    unless there are only few requests.
 
-    For a host that supports it, ``budget_bytes`` is a measured window, bandwidth times delay, so that the
-    link never idles.
+    For a host that supports more outstanding bytes, ``budget_bytes`` is a measured window, bandwidth times
+    delay, so that the link never idles.
 
     **Invariant.** ``written`` is in the order of the responses, and the sums are those of its requests.
 
-    Set aside: counting only requests (ignores their sizes); including the new request in the budget (a list
-    of shares and the following share would then take two round trips).
+    Rejected alternatives: counting only requests (this ignores their sizes); including the new request in the
+    budget (a list of shares and the following share would then take two round trips).
 
     Attributes:
         queued: accepted requests of which nothing is written, in order.
         written: requests that are written at least in part, and not answered, in order.
-        accepted: how many requests it has accepted in all.
-        quota: how many the host is expected to answer on one connection; ``takes_more`` respects it.
-        serial: one request at a time.
+        accepted: how many requests the connection has accepted in total.
+        quota: how many requests the host is expected to answer on one connection; ``takes_more`` respects it.
+        serial: whether only one request may be outstanding.
         budget_bytes: the bytes that may be outstanding before another request is written.
-        window: measures that budget; None: it is fixed.
-        assumed_response_bytes: what a response of unknown size counts.
-        crowd_bytes: the limit for written and unanswered requests to a server that copies them; None: no
-            limit.
+        window: measures ``budget_bytes``; None: the budget is fixed.
+        assumed_response_bytes: the bytes that a response of unknown size counts.
+        crowd_bytes: returns the limit for bytes of unanswered requests, for a server that copies them; None:
+            no limit.
     """
 
     __slots__ = (
@@ -101,7 +102,7 @@ class RequestQueue:
         self._charged_queued = 0
         self._request_bytes_written = 0
         self._request_bytes_queued = 0
-        self._group_bytes = 0  # received bytes of the current message
+        self._group_bytes = 0  # received bytes of the window's current message
 
     def __repr__(self) -> str:
         return (
@@ -115,17 +116,20 @@ class RequestQueue:
 
     @property
     def outstanding_bytes(self) -> int:
-        """The bytes that are outstanding of all responses, as far as known."""
+        """The outstanding bytes of all responses, as far as known."""
         return self._charged_written + self._charged_queued
 
     @property
     def is_spent(self) -> bool:
-        """Whether it has had as many requests as the host is expected to answer on one connection."""
+        """
+        Whether the connection has accepted as many requests as the host is expected to answer on one
+        connection.
+        """
         return self.accepted >= self.quota
 
     @property
     def takes_more(self) -> bool:
-        """Whether a request without a body, added last, could be written at once."""
+        """Whether a request without a body could be written at once if it was added now."""
         count = len(self.written) + len(self.queued)
         if not count:
             return self.accepted < self.quota
@@ -140,11 +144,11 @@ class RequestQueue:
         )
 
     def has_space(self, exchange: Exchange) -> bool:
-        """Return whether the request, added last, could be written at once."""
+        """Return whether the request could be written at once if it was added now."""
         return self._may_follow(exchange, True)
 
     def add(self, exchange: Exchange) -> None:
-        """Accept a request. The caller limits how many."""
+        """Accept a request. The caller limits the number of requests."""
         expected = exchange.expected_response_bytes
         exchange.charged_bytes = self.assumed_response_bytes if expected is None else expected
         exchange.sent = False
@@ -154,7 +158,7 @@ class RequestQueue:
         self.queued.append(exchange)
 
     def start_next(self) -> Exchange | None:
-        """Move the next request to the written ones, if it may be written now."""
+        """Move the next queued request to the written ones, if it may be written now; return it, or None."""
         if not self.queued:
             return None
         exchange = self.queued[0]
@@ -169,12 +173,12 @@ class RequestQueue:
         return exchange
 
     def raise_budget(self, budget_bytes: int) -> None:
-        """Use a larger budget than the limits', unless it is measured."""
+        """Use a larger budget than that of the limits, unless the budget is measured."""
         if self.window is None:
             self.budget_bytes = max(self.budget_bytes, budget_bytes)
 
     def measure(self) -> None:
-        """Measure the budget from now on, up to the limits' maximum."""
+        """Measure the budget from now on, up to the maximum in the limits."""
         limits = self.limits
         if self.window is None:
             least_bytes = max(1, limits.response_budget_bytes)
@@ -186,7 +190,7 @@ class RequestQueue:
             self.budget_bytes = self.window.limit_bytes
 
     def asked(self, exchange: Exchange, now: float) -> None:
-        """Record in the window that a request begins to be written."""
+        """Record in the window that writing a request begins."""
         window = self.window
         if window is None:
             return
@@ -199,7 +203,7 @@ class RequestQueue:
         exchange.token = token
 
     def answered(self, now: float) -> Exchange:
-        """The response to the first written request is complete."""
+        """Remove the first written request, whose response is complete, and return it."""
         exchange = self.written.popleft()
         self._charged_written -= exchange.charged_bytes
         self._request_bytes_written -= exchange.request_bytes
@@ -208,7 +212,7 @@ class RequestQueue:
             exchange.token = None
             self._group_bytes += exchange.received_bytes
             if not self.written or self.written[0].token is not token:
-                # Replace the assumed sizes with the real ones.
+                # Replace the assumed sizes with the received ones.
                 window.in_flight_bytes += self._group_bytes - token.size
                 token.size, self._group_bytes = self._group_bytes, 0
                 window.acknowledged(now, token)
@@ -216,7 +220,10 @@ class RequestQueue:
         return exchange
 
     def received(self) -> None:
-        """Some of the first response has arrived: count only its outstanding bytes, if known."""
+        """
+        Count only the outstanding bytes of the first response, since some of it has arrived, if its length is
+        known.
+        """
         exchange = self.written[0]
         head = exchange.response
         if head is not None and head.length is not None:
@@ -225,7 +232,7 @@ class RequestQueue:
             exchange.charged_bytes = left_bytes
 
     def withdraw(self, exchange: Exchange) -> bool:
-        """Remove a request if nothing of it was written; False if it was."""
+        """Remove a request if nothing of it was written; return False if some of it was written."""
         try:
             self.queued.remove(exchange)
         except ValueError:
@@ -239,7 +246,8 @@ class RequestQueue:
         """
         Withdraw and return the repeatable requests after the first written one, and all queued ones.
 
-        Each written one is replaced by an abandoned placeholder, for the response that will come.
+        Each withdrawn request that was written is replaced by an abandoned placeholder, since its response
+        will still come.
         """
         taken: list[Exchange] = []
         kept: deque[Exchange] = deque()
@@ -272,7 +280,10 @@ class RequestQueue:
         return written, self.take_queued()
 
     def _may_follow(self, exchange: Exchange, behind_queued: bool) -> bool:
-        """Return whether a request may be written after the written ones, or after the queued ones, too."""
+        """
+        Return whether a request may be written after the written ones, and with ``behind_queued`` also after
+        the queued ones.
+        """
         before = self.written
         count = len(before)
         charged_bytes = self._charged_written
@@ -310,7 +321,7 @@ class RequestQueue:
         assert not set(map(id, self.written)) & set(map(id, self.queued)), self
         limits = self.limits
         if len(self.written) > 1:
-            # The size of the first may have become known after the others were written.
+            # The size of the first response may have become known after the later requests were written.
             guessed = [e for e in list(self.written)[:-1] if e.response is None]
             most_bytes = max(self.budget_bytes, limits.max_response_budget_bytes)
             assert sum(e.charged_bytes for e in guessed) <= most_bytes, self

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from pipegrid.http11.request_body_sender import BodySender
 
 PIECE_BYTES = 112 * 1024
-"""The size of one write: whole TLS records, and with a request's head not above 128 KiB."""
+"""The size of one write: whole TLS records, and at most 128 KiB together with a request's head."""
 
 LARGEST_PIECE_BYTES = 120 * 1024
-"""Shorter bodies are not cut."""
+"""Pieces of a body that are not longer than this are written whole."""
 
 LIGHT_REQUEST_BYTES = 4096
-"""The response to a request of at most this size, alone on the connection, measures the round trip."""
+"""If a request of at most this size is alone on the connection, its response measures the round trip."""
 
 
 @implementer(IPushProducer)
@@ -33,22 +33,22 @@ class RequestWriter:
     """
     The sending half of a connection, and the push producer of its transport.
 
-    Requests submitted in one turn of the reactor are sent in one write: at the end of the turn, or of the
-    read that caused them, or when ``flush`` is called.
+    Requests submitted in one turn of the reactor are sent in one write: at the end of the turn, or at the end
+    of the read that caused them, or when ``flush`` is called.
 
-    While the transport is full nothing is written: no request begins, a body in memory stops after a piece
-    of 112 KiB, and a body producer is paused. So no bytes accumulate, large buffers are not joined, and
-    each drain of the transport is progress.
+    While the transport is full nothing is written: no request begins, a body in memory stops after a piece of
+    112 KiB, and a body producer is paused. So no bytes accumulate, large buffers are not joined, and each
+    drain of the transport is progress.
 
-    While a body is being written, nothing else is: bytes of two requests must not mix.
+    While a body is being written, no other request is written: bytes of two requests must not mix.
 
     Args:
         progress: called when a request begins to wait for its response, and whenever the transport has
-            taken bytes.
+            accepted bytes.
 
     Attributes:
         body_failed: called when a request's body will never be complete.
-        enabled: whether it may write: from the time the connection is ready until it accepts no more.
+        enabled: whether requests may be written: from the time the connection is ready until it ends.
     """
 
     def __init__(
@@ -85,28 +85,28 @@ class RequestWriter:
 
     @property
     def is_scheduled(self) -> bool:
-        """Whether ``pump`` will be called at the end of this turn."""
+        """Whether ``pump`` will be called at the end of this turn of the reactor."""
         return self._call is not None
 
     @property
     def is_clean(self) -> bool:
-        """Whether the transport has taken all that was begun."""
+        """Whether the transport has accepted all bytes of the begun requests."""
         return not (self._full or self._pieces or self._sender)
 
     def attach(self, transport: Any) -> None:
-        """The connection is made; it is written to once ``enabled``."""
+        """Use the transport of a connection that is made; nothing is written before ``enabled`` is set."""
         self._transport = transport
         self._write_pieces = getattr(transport, "write_pieces", None)
         self._socket = socket_of(transport)
         transport.registerProducer(self, True)
 
     def schedule(self) -> None:
-        """Write at the end of this turn of the reactor."""
+        """Schedule a write for the end of this turn of the reactor."""
         if self._call is None and self.enabled:
             self._call = self._clock.callLater(0, self._scheduled)
 
     def flush(self) -> None:
-        """Write now what would be written at the end of this turn."""
+        """Write now what is scheduled for the end of this turn."""
         call, self._call = self._call, None
         if call is not None:
             call.cancel()
@@ -117,14 +117,14 @@ class RequestWriter:
         self.pump()
 
     def pump(self) -> None:
-        """Write all that may be written now, in as few calls as possible."""
+        """Write all bytes that may be written now, in as few calls as possible."""
         if self._pumping:
             return
         self._pumping = True
         now_s = self._clock.seconds()
         out: list[Buffer] = []
         size = 0
-        ended: list[Exchange] = []  # long bodies; their callbacks may submit or cancel the next
+        ended: list[Exchange] = []  # with long bodies; callbacks may submit or cancel requests
         try:
             while self.enabled and not self._full:
                 if self._pieces is not None:
@@ -137,7 +137,7 @@ class RequestWriter:
                     out.append(piece)
                     size += len(piece)
                 elif self._sender is not None:
-                    break  # the producer writes, and ``body_sent`` continues
+                    break  # the producer writes; ``body_sent`` continues
                 else:
                     exchange = self._lane.start_next()
                     if exchange is None:
@@ -169,8 +169,8 @@ class RequestWriter:
         if self._write_pieces is not None:
             self._write_pieces(pieces)
         elif self._socket is not None:
-            # Write now, without asking the reactor whether the socket is writable: three system calls
-            # fewer.
+            # Write now, without asking the reactor whether the socket is writable: that saves three system
+            # calls.
             data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             sent = send_now(self._socket, data)
             if sent < len(data):
@@ -192,10 +192,10 @@ class RequestWriter:
             if exchange.request_bytes > PIECE_BYTES:
                 self._pieces = _in_pieces(exchange)
             else:
-                exchange.sent = True  # true at the end of this call, which writes all
+                exchange.sent = True  # this call writes all of it before it returns
 
     def _begin_body(self, exchange: Exchange) -> None:
-        # Storage servers get no such bodies, and these need more of Twisted.
+        # Storage servers get no such bodies, and the module needs more of Twisted.
         from pipegrid.http11.request_body_sender import BodySender
 
         self._sender = BodySender(self, exchange, self._server)
@@ -205,13 +205,13 @@ class RequestWriter:
             self._sender.start()
 
     def send_body(self) -> None:
-        """Send the body that waits for "100 Continue", if there is one."""
+        """Start the body that waits for "100 Continue", if there is one."""
         self._continue_timer.stop()
         if self._sender is not None:
             self._sender.start()
 
     def break_off(self) -> None:
-        """The body that is being written, if there is one, stays incomplete."""
+        """Stop writing the current body, if there is one; it stays incomplete."""
         self._pieces = None
         sender, self._sender = self._sender, None
         self._continue_timer.stop()
@@ -225,7 +225,7 @@ class RequestWriter:
         if call is not None:
             call.cancel()
 
-    # For the body sender.
+    # Methods that the body sender calls.
 
     def write_body(self, pieces: list[bytes]) -> None:
         """Write a piece of the body."""
@@ -233,12 +233,12 @@ class RequestWriter:
         self._transport.writeSequence(pieces)
 
     def body_sent(self, exchange: Exchange) -> None:
-        """The body is complete: the next request may follow."""
+        """Record that the body is complete: the next request may follow."""
         exchange.sent = True
         self._sender = None
         self.pump()
 
-    # For the transport.
+    # Methods that the transport calls.
 
     def pauseProducing(self) -> None:
         self._full = True
@@ -253,11 +253,13 @@ class RequestWriter:
         self.pump()
 
     def stopProducing(self) -> None:
-        """Do nothing: connectionLost follows, with the reason."""
+        """Do nothing: ``connectionLost`` follows, with the reason."""
 
 
 def _in_pieces(exchange: Exchange) -> Iterator[Buffer]:
-    """Yield a body in pieces. The last one is not small, since it would cost a TLS record and a call."""
+    """
+    Yield a body in pieces. No last piece is small, since a small one would cost a TLS record and a call.
+    """
     for part in exchange.body:
         length = len(part)
         if length <= LARGEST_PIECE_BYTES:

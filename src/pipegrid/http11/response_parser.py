@@ -1,4 +1,4 @@
-"""Parses the bytes of responses into events, with llhttp (through httptools). Pure."""
+"""The parser that turns the bytes of responses into events, with llhttp (through httptools). Pure."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ from typing import Any, Final
 
 import httptools
 
-# RFC 9110 section 15.2 sets no limit; a server that sends this many is playing for time.
+# The maximum number of interim responses in a row. RFC 9110 section 15.2 sets no limit; a server that sends
+# more only keeps the client waiting.
 MAX_INFORMATIONAL = 32
 
 PASSED_ON_BYTES = 32768
-"""Shorter remainders of a body go through llhttp; a longer one is worth a new llhttp."""
+"""
+If at least this many bytes of a body are left, they bypass llhttp. For fewer bytes, a new llhttp would cost
+more.
+"""
 
 
 MANY_EVENTS = 100
 """
-If one read gives this many events, adjacent pieces of a body are joined. Otherwise a server that sends
-chunks of one byte would cause a call of the reader for each.
+If one read gives more events than this, adjacent pieces of a body are joined. Otherwise a server that sends
+chunks of one byte would cause a call of the reader for each byte.
 """
 
 
@@ -32,7 +36,7 @@ END: Final = End()
 
 
 class Informational:
-    """An interim response (1xx); the final one to the same request follows."""
+    """An interim response (1xx); the final response to the same request follows."""
 
     __slots__ = ("status",)
 
@@ -52,10 +56,11 @@ class ResponseHead:
         reason: the phrase after the status, for people.
         version: (1, 0) or (1, 1).
         headers: (lower-case name, value) in the order of arrival.
-        length: of the body in bytes; None if it is not announced.
-        until_close: the body ends with the connection, so it is unknown whether it is complete.
+        length: the length of the body in bytes; None if it is not announced.
+        until_close: whether the body ends with the connection, so that it is unknown whether the body is
+            complete.
         keep_alive: whether the server will answer more requests on this connection.
-        says_close: whether it has ``Connection: close``; then the server must ignore later requests.
+        says_close: whether the head has ``Connection: close``; then the server must ignore later requests.
         head_bytes: the approximate size of the head as sent.
     """
 
@@ -91,48 +96,49 @@ Event = ResponseHead | Informational | bytes | End
 _FRAMING = frozenset((b"content-length", b"transfer-encoding", b"connection"))
 
 _LENIENCIES = {
-    # A Content-Length in the trailer of a chunked response; in its head it is refused here.
+    # Accept a Content-Length in the trailer of a chunked response; this class refuses one in the head.
     "lenient_chunked_length": True,
-    "lenient_headers": True,  # obsolete line folding; also control characters, which are refused here
+    "lenient_headers": True,  # line folding, and control characters (refused here)
     "lenient_optional_cr_before_lf": True,
-    "lenient_spaces_after_chunk_size": True,  # as old Apaches write them
+    "lenient_spaces_after_chunk_size": True,  # old Apaches write such spaces
 }
 
 _LENGTH_FIELD = b"content-length:"
 
 
 class _Violation(Exception):
-    """Stops llhttp from within a callback; the sentence is in ``ResponseParser.error``."""
+    """Stops llhttp from within a callback; the clause is in ``ResponseParser.error``."""
 
 
 class ResponseParser:
     """
     Parses the bytes of one connection into the responses to its requests.
 
-    ``expect`` announces, in order, each request that was written. ``feed`` returns a flat list of events,
-    for each response
+    ``expect`` announces, in order, each request that was written. ``feed`` returns a flat list of events. For
+    each response these are
 
         ResponseHead, any number of bytes objects (the body), END
 
     with ``Informational`` (1xx) before the head. In addition to llhttp's work, this class pairs responses
     with requests, limits heads, and handles HEAD.
 
-    **HEAD.** The framing of a response to HEAD depends on its request, which httptools cannot express, and
+    **HEAD.** The framing of a response to HEAD depends on the request, which httptools cannot express, and
     llhttp cannot be stopped within a buffer. But a message ends either after a known number of bytes or at
-    the end of a line. So while a response to HEAD is expected, the input is fed in pieces that end there,
-    and llhttp is replaced by a new one at the end of such a head.
+    the end of a line. So while a response to HEAD is expected, the input is fed in pieces that end at these
+    places, and at the end of a head in response to HEAD, a new llhttp is used.
 
     **Leniency.** As RFC 9112 permits, and as Twisted's ``Agent`` does: a line of a head may end with LF
     alone, a field may continue in an indented line, and repeated equal Content-Lengths count as one. llhttp
-    does not support the last, so the first response of each connection is fed line by line, and later ones
-    too if it was needed.
+    does not support repeated Content-Lengths. So the first response of each connection is fed line by line,
+    and later responses too if an earlier one repeated its length.
 
-    **Long bodies** of known length bypass llhttp, which would copy them. After them it is replaced, too.
+    **Long bodies** of known length bypass llhttp, which would copy them. After such a body, a new llhttp is
+    used.
 
     Attributes:
-        error: a clause that says what was wrong with the input; nothing is parsed after that.
+        error: a clause that says what was wrong with the input; nothing is parsed after an error.
         closed: whether the last response announced the close; further input is ignored.
-        passed_on_bytes: the rest of a body that is longer than this bypasses llhttp.
+        passed_on_bytes: if at least this many bytes of a body are left, they bypass llhttp.
     """
 
     passed_on_bytes = PASSED_ON_BYTES
@@ -142,17 +148,17 @@ class ResponseParser:
         self.closed = False
         self._max_header_bytes = max_header_bytes
         self._max_headers = max_headers
-        # Whether each outstanding response is to a HEAD request.
+        # For each outstanding response, whether its request is a HEAD request.
         self._expected: deque[bool] = deque()
-        self._heads = 0  # how many of those are to HEAD requests
+        self._heads = 0  # how many of ``_expected`` are True
         self._events: list[Event] = []
-        self._silent_bytes = 0  # read since the last event: an unfinished head or chunk line
-        self._informational = 0  # interim responses in a row
-        self._by_lines = True  # the next head is fed line by line
+        self._silent_bytes = 0  # received since the last event: part of a head or chunk line
+        self._informational = 0  # number of interim responses in a row
+        self._by_lines = True  # whether the next head is fed line by line
         self._repeats_lengths = False
-        self._line = b""  # the beginning of what may be a Content-Length
+        self._line = b""  # the beginning of a line that may be a Content-Length
         self._starts_line = True
-        self._length_told: bytes | None = None  # in the current head
+        self._length_told: bytes | None = None  # the Content-Length in the current head, if any
         self._new_llhttp()
 
     def __repr__(self) -> str:
@@ -160,13 +166,14 @@ class ResponseParser:
         return f"<ResponseParser {state}, {len(self._expected)} expected>"
 
     def expect(self, is_head: bool = False) -> None:
-        """Announce one more written request."""
+        """Announce one more request that is written."""
         self._expected.append(is_head)
         self._heads += is_head
 
     def feed(self, data: bytes) -> list[Event]:
         """
-        Parse received bytes; never raises. Check ``error`` and ``closed`` after the events.
+        Parse received bytes and return the events; never raises. After processing the events, check ``error``
+        and ``closed``.
 
         The returned list belongs to the caller.
         """
@@ -196,8 +203,8 @@ class ResponseParser:
         return events
 
     def _pass_on(self, data: bytes) -> bytes:
-        """Pass on a part of a body unparsed; return the bytes after the body."""
-        body = data[: self._body_left]  # usually all, and no copy
+        """Add a part of a body to the events without parsing; return the bytes after the body."""
+        body = data[: self._body_left]  # usually all bytes, without a copy
         self._events.append(body)
         self._silent_bytes = 0
         self._body_left -= len(body)
@@ -208,7 +215,9 @@ class ResponseParser:
         return data[len(body) :]
 
     def end(self) -> list[Event]:
-        """Return the events of an orderly close, which completes only a body of unknown length."""
+        """
+        Return the events of an orderly close: the close completes a body of unknown length, and nothing else.
+        """
         if self._head is not None and self._head.until_close and self.error is None:
             self._events = []
             self._complete()
@@ -232,7 +241,7 @@ class ResponseParser:
                 self._new_llhttp()
 
     def _feed_line(self, piece: bytes) -> None:
-        """Feed a line, or a part of one. Of several equal Content-Lengths, only the first is fed."""
+        """Feed a line, or a part of a line. Of several equal Content-Lengths, only the first is fed."""
         line = self._line + piece
         starts, self._starts_line = self._starts_line, piece.endswith(b"\n")
         name = line[: len(_LENGTH_FIELD)].lower()
@@ -241,7 +250,7 @@ class ResponseParser:
             self._llhttp.feed_data(line)
             return
         if not self._starts_line:
-            # It is examined as a whole; ``feed`` limits it.
+            # The whole line must be examined; ``feed`` limits its length.
             self._line = line
             self._starts_line = True
             return
@@ -262,10 +271,10 @@ class ResponseParser:
     def _new_llhttp(self) -> None:
         self._llhttp: Any = httptools.HttpResponseParser(self)
         self._llhttp.set_dangerous_leniencies(**_LENIENCIES)
-        self._bodiless = False  # a response to HEAD has ended where llhttp expects a body
+        self._bodiless = False  # a response to HEAD has ended, though llhttp expects a body
         self._interim = False
         self._passes_on = False  # whether the current body bypasses llhttp
-        self._head: ResponseHead | None = None  # of the response whose body is being read
+        self._head: ResponseHead | None = None  # the head of the response whose body is being read
         self._body_left: int = -1
         self._reset_head()
 
@@ -280,7 +289,7 @@ class ResponseParser:
         self.error = clause
         raise _Violation(clause)
 
-    # Callbacks of llhttp. Each is called for every response: keep them short.
+    # Callbacks of llhttp. Each is called for every response, so they must be short.
 
     def on_message_begin(self) -> None:
         if not self._expected:
@@ -335,7 +344,7 @@ class ResponseParser:
 
     def on_body(self, data: bytes) -> None:
         if self._interim:
-            # llhttp knows that no body follows 100, 102 and 103, but not for the others.
+            # llhttp expects no body after 100, 102 and 103, but may expect one after other 1xx statuses.
             self._fail("it is an interim response with a body")
         if not self._bodiless:
             self._events.append(data)
@@ -358,7 +367,7 @@ class ResponseParser:
         self._heads -= self._expected.popleft()
         if not head.keep_alive:
             self.closed = True
-        if self._headers:  # trailers, which are dropped
+        if self._headers:  # drop trailers
             self._reset_head()
 
     def _interim_answer(self, status: int) -> None:
@@ -372,7 +381,9 @@ class ResponseParser:
         self._reset_head()
 
     def _answer_to_head(self, head: ResponseHead) -> None:
-        """Complete a response to HEAD: the length is that of the body a GET would have returned."""
+        """
+        Complete a response to HEAD, which has no body: its Content-Length is that of the response to a GET.
+        """
         self._bodiless = True
         head.length = 0
         options = _connection_options(head)

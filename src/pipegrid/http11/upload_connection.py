@@ -1,4 +1,4 @@
-"""The one connection for uploads to a server: requests are sent in order, and again after a loss."""
+"""The one connection for uploads to a server. Requests are sent in order, and sent again after a loss."""
 
 from __future__ import annotations
 
@@ -30,14 +30,17 @@ from pipegrid.reactor.deferreds import Timer
 FIRST_WAIT_S = 0.25
 MAX_WAIT_S = 4.0
 MAX_LOSSES = 4
-"""In a row, without a response in between."""
+"""The maximum number of losses in a row, without a response in between."""
 
 Answered = tuple[RawResponse, bool]
-"""A response, and whether the request may have been processed before the attempt that got it."""
+"""A response, and whether an earlier attempt of the request may have been processed."""
 
 
 class AskElsewhere(ServerUnreachable):
-    """A request that is sent only once was lost with its connection; it can be sent on another one."""
+    """
+    A request that is sent only once was lost with its connection; the caller can send it on another
+    connection.
+    """
 
 
 class _Upload:
@@ -45,10 +48,10 @@ class _Upload:
     A request that has no response yet.
 
     Attributes:
-        attempt: on a connection, or None.
-        ended: whether it has a response, or is not wanted any more.
+        attempt: the request on a connection; None while it is on no connection.
+        ended: whether the request has a response, or is not wanted any more.
         maybe_done: whether an earlier attempt may have reached the server.
-        once: it is not sent again.
+        once: whether the request is never sent again.
     """
 
     __slots__ = ("attempt", "ended", "maybe_done", "once", "request", "result")
@@ -65,7 +68,7 @@ class _Upload:
 
 
 class _Attempt(RawExchange):
-    """A request on one connection; each connection gets a new one."""
+    """A request on one connection; each connection that gets the request gets a new object."""
 
     __slots__ = ("_ended", "upload")
 
@@ -88,35 +91,39 @@ class _Attempt(RawExchange):
 
 class UploadConnection:
     """
-    Sends requests to one server in order, over one connection at a time. Also that connection's owner.
+    Sends requests to one server in order, over one connection at a time. Also the owner of that connection.
 
-    Allocations and writes are sent in the order of the calls, without waiting: that order is what makes a
-    put one round trip. Every request here can be repeated without harm, because upload secrets are derived:
-    the same secret continues what it began, on any connection.
+    Allocations and writes are sent in the order of the calls, without waiting: so a put takes one round trip.
+    Every request here can be repeated without harm, because upload secrets are derived: a request with the
+    same secret continues an upload that was begun on another connection.
 
     **After a loss** all unanswered requests are sent again on a new connection, in their old order. The
-    response to a repeated request can differ from the lost one (a write that completed its share now gets
-    "no such upload"), so each response comes with whether the request may have been processed before.
+    response to a repeated request can differ from the lost one (a write that completed its share now gets "no
+    such upload"). So each response comes with whether an earlier attempt of the request may have been
+    processed.
 
-    **Limits.** It reconnects while the server makes progress: it may be lost ``MAX_LOSSES`` times in a row
-    without a response in between, and be unreachable for ``time_limit_s`` from the first loss on, with pauses
-    that double from ``FIRST_WAIT_S``. A server that cannot be reached before anything was sent fails at
-    once, since others can take its place. So does one that is silent for too long, or sends garbage.
+    **Limits.** This class reconnects while the server makes progress: the connection may be lost
+    ``MAX_LOSSES`` times in a row without a response in between, and the server may be unreachable for
+    ``time_limit_s`` after the first loss, with pauses that double from ``FIRST_WAIT_S``. If the server cannot
+    be reached before anything was sent, requests fail at once, since other servers can take its place. They
+    also fail at once if the server is silent for too long, or sends garbage.
 
-    **Released bytes** cannot be sent again from here. These requests fail with ``WriteLost`` instead, so
-    that the caller can send them again. Requests that are sent only once fail with ``AskElsewhere``.
+    **Released bytes** cannot be sent again from here. Writes of released bytes fail with ``WriteLost``
+    instead, so that the caller can send the bytes again. Requests that are sent only once fail with
+    ``AskElsewhere``.
 
-    **Order.** A connection that accepts no more requests (it is closing, or a body on it was cancelled)
-    keeps its unanswered ones until it is lost. New requests wait for that, and are sent together with them.
+    **Order.** A connection that accepts no more requests (it is closing, or a body on it was cancelled) keeps
+    its unanswered requests until it is lost. New requests wait for that loss, and are sent after the
+    unanswered ones on the next connection.
 
-    Requests on a connection are only in that connection's queue; this class keeps those that are on none,
-    and the number of all.
+    Requests on a connection are only in that connection's queue; this class keeps the requests that are on no
+    connection, and the number of all requests.
 
     Args:
         connect: makes the endpoint for one more connection.
         server: the server's name for messages.
-        time_limit_s: see above.
-        crowd_bytes: the bytes of many small requests that may wait at the server; see ``RequestQueue``.
+        time_limit_s: how long the server may be unreachable after a loss.
+        crowd_bytes: returns how many bytes of small requests may wait at the server; see ``RequestQueue``.
 
     Attributes:
         unanswered: how many requests are unanswered, sent or not.
@@ -137,7 +144,7 @@ class UploadConnection:
         self._server = server
         self._limits = limits
         self._time_limit_s = time_limit_s
-        # The requests on no connection, in order; they follow all that are on one.
+        # The requests that are on no connection, in order. They come after all requests on the connection.
         self._waiting: dict[_Upload, None] = {}
         self.unanswered = 0
         self._connection: PipelinedConnection | None = None
@@ -153,17 +160,17 @@ class UploadConnection:
 
     @property
     def round_trip_s(self) -> float | None:
-        """The shortest measured round trip of the current connection; None if unknown."""
+        """The shortest round trip measured on the current connection; None if unknown."""
         return None if self._connection is None else self._connection.round_trip_s
 
     @property
     def last_activity_s(self) -> float:
-        """The time of the last received or sent bytes of the current connection, by the clock."""
+        """The time when bytes were last received or sent on the current connection, by the clock."""
         return -math.inf if self._connection is None else self._connection.last_activity_s
 
     @property
     def is_up(self) -> bool:
-        """Whether a request would be written at once: the connection is ready, and is not closing."""
+        """Whether a request would be written at once: the connection is ready, and not closing."""
         connection = self._connection
         return connection is not None and connection.ready and connection.open
 
@@ -171,15 +178,16 @@ class UploadConnection:
         """
         Send a request after all earlier ones, repeatedly if needed; fires with its response.
 
-        Cancelling withdraws it and releases its buffers.
+        Cancelling withdraws the request and releases its buffers.
 
         Args:
-            once: it is not sent again, since the caller has another connection for that.
+            once: whether the request is never sent again, since the caller has another connection for it.
 
         Raises (through the Deferred):
-            ServerUnreachable, ServerTimeout: ``may_have_happened`` says what is known.
+            ServerUnreachable, ServerTimeout: ``may_have_happened`` says whether the request may have been
+                carried out.
             WriteLost: the connection was lost after the request's body was released.
-            AskElsewhere: it was lost, and the request is sent only once.
+            AskElsewhere: the connection was lost, and the request is sent only once.
             ServerProtocolError: the response is invalid.
         """
         upload = _Upload(request, once, self._cancelled)
@@ -199,16 +207,16 @@ class UploadConnection:
         return upload.result
 
     def flush(self) -> None:
-        """Send the last requests now, if no earlier one is outstanding; see ``PipelinedConnection.flush``."""
+        """Send the last requests now, if no response is outstanding; see ``PipelinedConnection.flush``."""
         if self._connection is not None:
             self._connection.flush()
 
     def close(self, reason: Callable[[], PipegridError] | None = None) -> Deferred[None]:
         """
-        Fail the unanswered requests and close the connection; fires when it is closed.
+        Fail the unanswered requests and close the connection; fires when the connection is closed.
 
         Args:
-            reason: makes the error for each; by default it says that the client disconnected.
+            reason: makes the error for each request; by default the error says that the client disconnected.
         """
         self._closed = True
         self._retry.stop()
@@ -224,7 +232,7 @@ class UploadConnection:
                 if isinstance(exchange, _Attempt) and not exchange.abandoned:
                     uploads.append(exchange.upload)
                     exchange.withdraw()
-            self._waiting.clear()  # the connection may have returned some
+            self._waiting.clear()  # drop requests that the connection has returned
             connection.close()
         self._fail(
             uploads, reason or (lambda: no_connection(self._server, "it was disconnected here"))
@@ -257,7 +265,10 @@ class UploadConnection:
         self._give_up({}, not_connected(self._server, error))
 
     def _retry_later(self) -> bool:
-        """Reconnect after a pause; False if nothing was lost or the limits are reached."""
+        """
+        Schedule a reconnection after a pause; return False if no connection was lost, or the time limit is
+        reached.
+        """
         if self._lost_at_s is None:
             return False
         wait_s, self._wait_s = self._wait_s, min(2 * self._wait_s, MAX_WAIT_S)
@@ -274,7 +285,7 @@ class UploadConnection:
         attempt = upload.attempt = _Attempt(upload, self._server, self._ended)
         connection.submit(attempt)
 
-    # Ends of requests.
+    # The end of a request: a response, an error, or its cancellation.
 
     def _ended(self, upload: _Upload, outcome: RawResponse | PipegridError) -> None:
         upload.attempt = None  # break the cycle, which would keep a megabyte of share data
@@ -306,7 +317,7 @@ class UploadConnection:
         return waiting
 
     def _put_back(self, unanswered: list[Unanswered]) -> dict[_Upload, PipegridError]:
-        """Put the returned requests before the waiting ones; return the error for each."""
+        """Put the returned requests before the waiting ones; return the error for each returned request."""
         errors: dict[_Upload, PipegridError] = {}
         for each in unanswered:
             assert isinstance(each.exchange, _Attempt)
@@ -319,7 +330,7 @@ class UploadConnection:
         return errors
 
     def _take_once(self) -> list[_Upload]:
-        """End the waiting requests that are not sent again, and return them."""
+        """End the waiting requests that are sent only once, and return them."""
         once = [upload for upload in self._waiting if upload.once]
         for upload in once:
             del self._waiting[upload]
@@ -334,7 +345,7 @@ class UploadConnection:
 
     def _fail_ended(self, uploads: list[_Upload], error: Callable[[], PipegridError]) -> None:
         for upload in uploads:
-            if not upload.result.called:  # else the callback of an earlier one has ended it
+            if not upload.result.called:  # False if another request's callback has ended it
                 upload.result.errback(error())
 
     def _elsewhere(self) -> AskElsewhere:
@@ -350,21 +361,21 @@ class UploadConnection:
     def _reset(self) -> None:
         self._losses, self._lost_at_s, self._wait_s = 0, None, FIRST_WAIT_S
 
-    # Owner of the connection; see ``http11.connection_loss``.
+    # Methods of the connection's owner; see ``http11.connection_loss``.
 
     def has_space(self, connection: PipelinedConnection) -> None:
-        """Do nothing: only the connection's own queue has requests."""
+        """Do nothing: no requests wait while a connection accepts requests."""
 
     def answered(self, connection: PipelinedConnection, exchange: Exchange) -> None:
         self._reset()
 
     def blocked(self, connection: PipelinedConnection) -> None:
-        """Do nothing: these responses are not read slowly."""
+        """Do nothing: the readers of these responses are not slow."""
 
     def gave_back(self, unsent: list[Unanswered]) -> None:
         """
-        Keep those that may be repeated: they are sent with all others when the connection is lost; a new
-        one now would overtake it.
+        Keep the requests that may be repeated. They are sent with all others when this connection is lost; on
+        a new connection they would overtake the requests on this one.
         """
         self._put_back(unsent)
         self._fail_ended(self._take_once(), self._elsewhere)
@@ -375,14 +386,14 @@ class UploadConnection:
         """Send the unanswered requests again, or fail them."""
         errors = self._put_back(unanswered)
         if connection is not self._connection:
-            return  # the connection was lost during close
+            return  # not the current connection: it was lost during close
         self._connection = None
         once = [] if loss.garbage or loss.timed_out else self._take_once()
         self._go_on(loss, errors)
         self._fail_ended(once, self._elsewhere)
 
     def _go_on(self, loss: Loss, errors: dict[_Upload, PipegridError]) -> None:
-        """Connect again after a loss, for the requests that wait, or fail them."""
+        """Connect again after a loss if requests wait, or fail the requests if a limit is reached."""
         if self._closed or not self.unanswered:
             self._reset()
         elif loss.garbage or loss.timed_out:
@@ -420,7 +431,7 @@ class UploadConnection:
                 upload.result.errback(self._error_for(upload, errors.get(upload, otherwise)))
 
     def _check_invariants(self) -> None:
-        """For tests: every unanswered request is in one place."""
+        """Check, for tests, that every unanswered request is in exactly one place."""
         lane = () if self._connection is None else self._connection.lane
         on_it = [
             each.upload

@@ -1,5 +1,6 @@
 """
-One wanted file of an archive: its path, size and hash, checked; and paths that are the same file on a disk.
+A wanted file of an archive with its checked path, size and hash; and a check for paths that a file system
+treats as the same file.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from functools import lru_cache
 from pipegrid.errors import PipegridError
 from pipegrid.mirror import HIDDEN as HIDDEN
 
-TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # the same as ``typing.TYPE_CHECKING``, without the slow import
 
 if TYPE_CHECKING:
     import re
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
 
 class Value:
     """
-    A named tuple without ``typing``, which takes three milliseconds to load before the first request.
+    A replacement for named tuples. It needs no import of ``typing``, which would take three milliseconds
+    before the first request.
 
-    Two of one class with the same content are equal. ``__slots__`` has the names of the arguments of
+    Two objects of one class with the same content are equal. ``__slots__`` has the names of the arguments of
     ``__init__``.
     """
 
@@ -43,26 +45,26 @@ class Value:
         return f"{type(self).__name__}({', '.join(f'{name}={each!r}' for name, each in said)})"
 
     def replaced(self: V, **changed: Any) -> V:
-        """Return a copy with some attributes changed."""
+        """Return a copy in which some attributes have other values."""
         said = dict(zip(self.__slots__, self._all(), strict=True))
         return type(self)(**{**said, **changed})
 
 
-# The files that a mirror may have: paths, sizes and hashes. Bad ones are refused before anything is
+# The files that a mirror may have: paths, sizes and hashes. Invalid entries are refused before anything is
 # requested.
 #
-# An index is untrusted input. A path that could lead out of the destination, a weak hash and an invalid
-# size are refused here, for every kind of index.
+# An index is untrusted input. For every kind of index, this module refuses a path that could lead out of the
+# destination, a weak hash, and an invalid size.
 
-# as in ``typing``, which is slow to import
+# the same as ``typing.TYPE_CHECKING``, without the slow import
 
 
 DIGEST_BYTES = {"sha256": 32, "sha384": 48, "sha512": 64}
-"""The hashes that prove a file, and their lengths; in the order of preference."""
+"""The accepted hash algorithms and the lengths of their hashes, the preferred algorithm first."""
 
 MAX_PATH_BYTES = 1024
 MAX_NAME_BYTES = 255
-"""Of one part of a path: the limit of file systems."""
+"""The maximum length of one part of a path, which is the limit of file systems."""
 
 MAX_DEPTH = 32
 
@@ -70,34 +72,34 @@ MAX_SIZE_BYTES = 1 << 44
 """16 TiB: no archive has a larger file, and sums of sizes stay far from any limit."""
 
 MAX_UNTOLD_BYTES = 4 << 30
-"""The limit of a file whose size no index gives."""
+"""The maximum size of a file if the index does not give its size."""
 
 _PLAIN_PATH = r"(?:[A-Za-z0-9_+~][A-Za-z0-9._+~:=-]*/)*[A-Za-z0-9_+~][A-Za-z0-9._+~:=-]*"
-"""Nearly all paths match this; they need no further checks except for their length."""
+"""Nearly all paths match this pattern; only the length of such a path must be checked."""
 
 
 class BadEntry(PipegridError):
-    """An index asks for something that is refused; the text says what and where."""
+    """An entry of an index is refused; the text names the reason and the index."""
 
 
 Skip = Callable[[BadEntry], None]
-"""A function that gets the reason for each unusable entry of an index, while the others are used."""
+"""A function that gets the reason for each unusable entry of an index; the usable entries are still used."""
 
 
 class MirrorError(PipegridError):
-    """The mirror could not be brought up to date; its files are as before, or newer."""
+    """The mirror could not be brought up to date; each of its files is unchanged or newer."""
 
 
 class ArchiveFile(Value):
     """
-    One file.
+    One file that an index names.
 
     Attributes:
-        path: below every mirror's URL and below the destination; parts with ``/`` between them.
-        size: bytes; None if the index does not give it; only indexes of RPM repositories may omit it.
+        path: relative to every mirror's URL and to the destination; parts are separated by ``/``.
+        size: bytes; None if the index does not give it, which is allowed only in RPM repositories.
         algorithm: of the hash, one of ``DIGEST_BYTES``.
         digest: of the whole file.
-        remote: the path on the mirrors, if it differs (such as one named by its hash).
+        remote: the path on the mirrors if it differs from ``path`` (such as a name that is the hash).
     """
 
     __slots__ = ("algorithm", "digest", "path", "remote", "size")
@@ -114,10 +116,10 @@ class ArchiveFile(Value):
 
 def wanted(path: str, size: int | None, hashes: Mapping[str, bytes | str]) -> ArchiveFile:
     """
-    Check one entry of an index.
+    Check one entry of an index, and return its file.
 
     Args:
-        hashes: by name in lower case; bytes, or hex.
+        hashes: as bytes or hex, by the algorithm's name in lower case.
 
     Raises:
         BadEntry: the path leads out of the directory, the size is invalid, or all hashes are weak.
@@ -142,12 +144,12 @@ def wanted(path: str, size: int | None, hashes: Mapping[str, bytes | str]) -> Ar
 
 
 def most_bytes(file: ArchiveFile) -> int:
-    """Return how many bytes of a file are received at most."""
+    """Return the maximum number of bytes that a response with a file may have."""
     return MAX_UNTOLD_BYTES if file.size is None else file.size
 
 
 def misfit(file: ArchiveFile, length: int) -> str | None:
-    """Return a clause that says why a response of some bytes cannot be a file; None if it can."""
+    """Return a clause that says why a response of ``length`` bytes cannot be this file; None if it can."""
     if file.size not in (None, length):
         return f"it has {length} bytes, and {file.size} by the index"
     if length > most_bytes(file):
@@ -158,7 +160,7 @@ def misfit(file: ArchiveFile, length: int) -> str | None:
 def wanted_or_why(
     path: str, size: int | None, hashes: Mapping[str, bytes | str]
 ) -> ArchiveFile | BadEntry:
-    """Return one entry of an index as ``wanted`` does, or the reason why it is refused."""
+    """Return the file of one entry of an index as ``wanted`` does, or the reason why the entry is refused."""
     try:
         return wanted(path, size, hashes)
     except BadEntry as error:
@@ -169,9 +171,10 @@ def check_path(path: str) -> None:
     """
     Refuse a path that may lead out of a directory.
 
-    Raises: BadEntry: it is empty, absolute, too long or deep, has empty parts, ``.``, ``..``, a NUL or
-        another control character, a backslash, what UTF-8 cannot encode, begins with a space, or is one of
-        a mirror's own.
+    Raises:
+        BadEntry: the path is empty, absolute, too long or too deep; begins with a space; is one of the
+            mirror's own paths; or contains an empty part, ``.``, ``..``, a control character such as NUL, a
+            backslash, or characters that UTF-8 cannot encode.
     """
     plain = len(path) <= MAX_NAME_BYTES and path.count("/") < MAX_DEPTH
     if plain and _plain_path().fullmatch(path):
@@ -199,7 +202,7 @@ def check_path(path: str) -> None:
     elif "\\" in path or any(ord(char) < 32 or ord(char) == 127 for char in path):
         wrong = "has a character that no archive uses"
     elif path[0].isspace():
-        wrong = "begins with a space"  # a list cannot express it
+        wrong = "begins with a space"  # a file list cannot express such a path
     elif HIDDEN in map(casefold_path, parts):
         wrong = "is one of the mirror's own"
     if wrong is not None:
@@ -210,7 +213,8 @@ def simplified(path: str) -> str:
     """
     Return a path of an index in its simplest form: ``pool/a`` for ``/pool//./a``.
 
-    It is below the archive's URL: apt and dnf join the two, and servers take several slashes for one.
+    The result is relative to the archive's URL: apt and dnf join the URL and the path, and servers treat
+    several slashes as one.
     """
     if path[:1] != "/" and "//" not in path and "./" not in path:
         return path
@@ -219,10 +223,10 @@ def simplified(path: str) -> str:
 
 def casefold_path(path: str) -> str:
     """
-    Return a form of a path that is equal for two paths if some file system treats them as the same.
+    Return a form of a path that is equal for two paths if any file system treats them as the same.
 
-    Some file systems ignore case, the composition of letters, or dots, spaces and invisible characters at
-    the end of names.
+    Some file systems ignore case, the composition of letters, or dots, spaces and invisible characters at the
+    end of names.
     """
     return "/".join(map(_place_of_name, path.split("/")))
 
@@ -239,13 +243,13 @@ def _place_of_name(name: str) -> str:
 
 @lru_cache(maxsize=1)
 def _plain_path() -> re.Pattern[str]:
-    import re  # most callers do not need it
+    import re  # most callers do not need this module
 
     return re.compile(_PLAIN_PATH)
 
 
 def quoted(text: str, limit: int = 120) -> str:
-    """Return untrusted text for a message: quoted, escaped, and cut to the limit."""
+    """Return untrusted text for a message: quoted, escaped, and shortened to the limit."""
     if len(text) > limit:
         text = text[:limit] + "..."  # in ASCII, since other characters would be escaped
     return ascii(text)
@@ -262,12 +266,11 @@ def _from_hex(value: str) -> bytes | None:
 
 # Paths that are the same file on the mirror's file system, for instance because it ignores case.
 #
-# Two files of an index that would be the same file there cannot both be kept: the second would get the
-# first one's name. So the second is reported and not fetched, and the run continues. An existing file may
-# also have a name in another case than in the index; it is the same file, and is not deleted as another
-# one.
+# If two files of an index would be the same file, only the first can be kept: storing the second would
+# replace the first. So the second is reported and not fetched, and the run continues. An existing file whose
+# name differs from the index only in case is the same file, so it is not deleted as unwanted.
 
-# as in ``typing``, which is slow to import
+# the same as ``typing.TYPE_CHECKING``, without the slow import
 
 
 class PathCollisions:
@@ -275,7 +278,7 @@ class PathCollisions:
     Finds files of the indexes that would be the same file in one mirror.
 
     Args:
-        folds: whether the file system treats some names as the same.
+        folds: whether the file system treats some different names as the same.
     """
 
     def __init__(self, folds: bool) -> None:
@@ -283,7 +286,7 @@ class PathCollisions:
         self._taken: dict[str, ArchiveFile] = {}
 
     def refusal(self, wanted: ArchiveFile) -> str | None:
-        """Return why a file cannot be kept in addition to the files of earlier calls; None if it can."""
+        """Return why a file cannot be kept together with the files of earlier calls; None if it can."""
         if not self._folds:
             return None
         other = self._taken.setdefault(casefold_path(wanted.path), wanted)
@@ -299,12 +302,13 @@ def kept_first(
     files: Iterable[ArchiveFile], folds: bool, is_there: Callable[[ArchiveFile], bool]
 ) -> Iterator[ArchiveFile]:
     """
-    Return an iterator of files; of those that are the same file in a mirror, the existing one comes first.
+    Return an iterator of files; of files that are the same file in a mirror, it yields an existing one first.
 
-    A published index may name it.
+    So the existing file is kept, since a published index may name it.
 
     Args:
-        is_there: returns whether a file exists and is right; called for each file in turn.
+        is_there: returns whether a file exists and is right; called only for files that are the same in the
+            mirror.
     """
     return _kept_first(files, is_there) if folds else iter(files)
 
@@ -323,7 +327,8 @@ def _kept_first(
 
 def holder(paths: Iterable[str], folds: bool) -> Callable[[str], bool]:
     """
-    Return a function that returns whether a path is one of these, in any case if the file system ``folds``.
+    Return a function that tests whether a path is one of ``paths``, ignoring case if the file system
+    ``folds``.
     """
     if not folds:
         return frozenset(paths).__contains__

@@ -1,4 +1,4 @@
-"""A mirrored archive fetched from the grid that it was stored in."""
+"""Restore of a mirrored archive from the storage grid."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ from pipegrid.reactor.deferreds import gather
 
 T = TypeVar("T")
 
-# Restoring a mirror from a storage grid, by the one cap of ``GridStore``.
+# Restoring a mirror from a storage grid, with the one cap that ``GridStore`` returns.
 #
-# The list in the root has all files, with hashes; directories only give their caps. Paths in the list are
-# checked like those of any index, and only directories with one of them are read, so anything else in the
-# tree is ignored. Indexes are published when all other files exist, in the order of the list.
+# The list in the root directory names all files with their hashes; the directories only give the files' caps.
+# Paths in the list are checked like those of any index. Only directories with a file of the list are read, so
+# anything else in the tree is ignored. Indexes are published when all other files exist, in the order of the
+# list.
 
 FETCHED_AT_ONCE = 16
 
@@ -70,10 +71,10 @@ def _check_bytes(cap: ChkCap | LitCap, most_bytes: int, what: str) -> None:
 
 class FileOfEntries:
     """
-    A list in a file, which can be read repeatedly; it is never in memory as a whole.
+    The list of a mirror's files, read from a file repeatedly; the list is never in memory as a whole.
 
     Args:
-        file: in the format of ``file_list_format``; not read by others meanwhile.
+        file: in the format of ``file_list_format``; no other object may use it at the same time.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -85,7 +86,7 @@ class FileOfEntries:
     def _lines(self) -> Iterator[bytes]:
         at = 0
         while True:
-            self._file.seek(at)  # other iterators may have read it since
+            self._file.seek(at)  # another iterator may have moved the file position
             lines = list(islice(lines_of(self._file), LOOKED_AT_ONCE))
             at = self._file.tell()
             if not lines:
@@ -94,12 +95,12 @@ class FileOfEntries:
 
     def check(self) -> None:
         """
-        Check all lines.
+        Check all lines of the list.
 
         Raises:
-            BadEntry: one is invalid, or repeats a path.
+            BadEntry: a line is invalid, or repeats a path.
         """
-        # Eight bytes of each path's hash; as many are compared at once as fit into memory.
+        # Eight bytes of each path's hash are kept. They are compared in parts that fit into memory.
         keys = array("q", (hash(each.path) for each in self))
         parts = len(keys) // _CHECKED_AT_ONCE + 1
         for part in range(parts):
@@ -114,7 +115,7 @@ class FileOfEntries:
 
 
 class HasFiles(Protocol):
-    """Reads files; ``Grid`` provides it."""
+    """The part of ``Grid`` that a restore uses: it reads files."""
 
     def get(self, cap: Any, sink: Any) -> Deferred[Any]:
         """Write a file to a binary file object."""
@@ -131,13 +132,14 @@ class GridFetch:
     Restores a mirror from a grid.
 
     Args:
-        mirror: what to restore; it needs no URL.
-        grid: where the files are.
-        cap: of the root.
-        further_names: returns paths of indexes and the further name of each; called in the thread.
+        mirror: the mirror to restore; it needs no URL.
+        grid: the grid that has the files.
+        cap: of the root directory.
+        further_names: returns pairs of an index's path and another name of the same index; called in the
+            thread of the destination.
 
     Raises:
-        CapError: it is not the cap of an immutable directory.
+        CapError: ``cap`` is not the cap of an immutable directory.
     """
 
     def __init__(
@@ -160,9 +162,9 @@ class GridFetch:
         progress: Callable[[Report], None] | None = None,
     ) -> list[str]:
         """
-        Restore all missing files; returns the removed paths, or those that would be.
+        Restore all missing files; return the removed paths, or in a dry run those that would be removed.
 
-        Missing files are in ``report``, and then indexes stay as they were.
+        Files that could not be fetched are in ``report``; if there are any, the indexes stay unchanged.
 
         Args:
             delete: remove files that do not belong to the mirror, if nothing failed.
@@ -170,7 +172,7 @@ class GridFetch:
 
         Raises:
             MirrorError: the cap is not a mirror's, or the disk is full.
-            BadEntry: its list has a refused entry.
+            BadEntry: the mirror's list has a refused entry.
         """
         top = await self._children(self._root)
         with TemporaryFile("w+b") as file:
@@ -216,18 +218,18 @@ class GridFetch:
         return others
 
     def _others(self, entries: Iterable[ArchiveFile]) -> list[tuple[str, str]]:
-        """Return the ``further_names`` of some existing files. In the thread."""
+        """Return the ``further_names`` of some existing files. Runs in the destination's thread."""
         names = self._further_names
         return [] if names is None else list(names(self._destination, entries))
 
     def _publish(self, entries: Iterable[ArchiveFile]) -> None:
-        """Publish the indexes, by further names first. In the thread."""
+        """Publish the indexes, their further names first. Runs in the destination's thread."""
         for path, other in self._others(entries):
             self._destination.link(path, other)
         indexes = [each.path for each in entries if is_index(each.path)]
         self._destination.release(indexes)
 
-    # Wanted files, and existing ones.
+    # Which wanted files exist already.
 
     async def _list(self, cap: Cap | None, file: BinaryIO) -> FileOfEntries:
         if not isinstance(cap, (ChkCap, LitCap)):
@@ -247,7 +249,7 @@ class GridFetch:
         return entries
 
     async def _missing(self, entries: Iterable[ArchiveFile]) -> AsyncIterator[list[ArchiveFile]]:
-        """Yield the missing files, in pieces."""
+        """Yield lists of missing files, one list for each part of the entries."""
         report = self.report
         folds, is_right = self._destination.folds, self._destination.is_there
         ahead = kept_first(entries, folds, is_right)
@@ -271,7 +273,7 @@ class GridFetch:
     # Directories.
 
     async def _find(self, top: dict[str, Cap], missing: Iterable[ArchiveFile]) -> dict[str, Cap]:
-        """Return the caps of files by path, as far as the directories have them."""
+        """Return the caps of the missing files by path; files that the directories lack are left out."""
         tree: dict[str, Any] = {}
         for each in missing:
             *above, name = each.path.split("/")
@@ -301,7 +303,7 @@ class GridFetch:
         self, cap: Cap, places: Sequence[tuple[str, dict[str, Any]]]
     ) -> list[tuple[str, dict[str, Any], dict[str, Cap]]]:
         """
-        Read a directory once, at however many paths it is, and keep its wanted entries.
+        Read a directory once, however many paths lead to it, and return its wanted children for each path.
 
         An untrusted tree may have one long directory under a thousand names.
         """
@@ -365,18 +367,20 @@ class GridFetch:
             progress(report)
 
     def _finish(self, each: ArchiveFile, file: BinaryIO, name: str, staged: bool) -> bool:
-        """Publish the file, if it is right. In the thread."""
+        """Publish the file if it is right. Runs in the destination's thread."""
         with self._destination.reporting("hold the files"):
             file.flush()
             return self._destination.accept(file.fileno(), name, each, staged)
 
     def _release(self, file: BinaryIO, name: str) -> None:
-        """Remove a file without a name. In the thread."""
+        """Close and remove an unpublished file. Runs in the destination's thread."""
         file.close()
         self._destination.discard(name)
 
     async def _each(self, items: Sequence[Any], work: Callable[[Any], Awaitable[T]]) -> list[T]:
-        """Do something for all, ``FETCHED_AT_ONCE`` at a time; the first error ends the others."""
+        """
+        Run ``work`` for all items, ``FETCHED_AT_ONCE`` at a time; the first error ends the remaining work.
+        """
 
         found: dict[int, T] = {}
         ahead = iter(enumerate(items))

@@ -1,4 +1,4 @@
-"""A mirrored archive stored in a grid."""
+"""Storing a mirrored archive in a storage grid."""
 
 from __future__ import annotations
 
@@ -35,18 +35,19 @@ from pipegrid.mirror.file_list_format import list_line
 from pipegrid.mirror.manifest import read_manifest
 from pipegrid.mirror.mirror_api import Mirror
 
-# A mirror's files in a storage grid: one cap from which all of them can be restored.
+# Storing a mirror's files in a storage grid: one cap from which all of them can be restored.
 #
-# They are stored as a tree of immutable directories, like the mirror's own, which any client of the grid
-# can walk. The root also has ``HIDDEN``: the list of the mirror's files, with hashes, indexes last, so that
-# a restore can verify every file and publish them in this order.
+# The files are stored as a tree of immutable directories with the same paths as in the mirror, which any
+# client of the grid can walk. The root also has ``HIDDEN`` with the list of the mirror's files and their
+# hashes, indexes last, so that a restore can verify every file and publish the files in this order.
 #
-# Caps of stored files are recorded in the mirror, by hash: the next run stores only new files. A record is
-# written when its group is stored. It is used only for the grid that it names, and only while that has the
-# root which was stored last: a client may use other servers, and servers may lose everything.
+# The mirror records the caps of stored files by hash, so the next run stores only new files. A record is
+# written when its group of files is stored. Records are used only for the grid that they name, and only while
+# that grid has the root directory which was stored last: a client may use other servers, and servers may lose
+# everything.
 
 STORED_AT_ONCE = 512
-"""Files that are stored and recorded together."""
+"""How many files are stored and recorded together."""
 
 NOTES = f"{HIDDEN}/caps"
 GRID_CAP = f"{HIDDEN}/grid-cap"
@@ -55,10 +56,12 @@ _NOTE = re.compile(rb"([0-9a-f]{64,128}) (URI:[!-~]+)\n")
 
 
 class StoresArchives(Protocol):
-    """Stores files; ``Grid`` provides it."""
+    """The part of ``Grid`` that storing a mirror uses."""
 
     def put_many(self, sources: Sequence[Any]) -> Deferred[list[Any]]:
-        """Store paths or bytes; fires with an object with a ``cap`` for each, or a ``Failure``."""
+        """
+        Store paths or bytes; fires with a list that has an object with a ``cap``, or a ``Failure``, for each.
+        """
 
     def check(self, cap: Cap) -> Deferred[Any]:
         """Count the shares of a file; fires with an object with an attribute ``recoverable``."""
@@ -69,10 +72,10 @@ class GridStore:
     Stores a mirror in a grid.
 
     Args:
-        mirror: its last run must have been complete.
+        mirror: a mirror whose last run was complete.
         grid: where to store it.
-        grid_name: of the grid; caps recorded for another one are not used.
-        again: also store what was stored before, which renews its leases.
+        grid_name: identifies the grid; caps recorded for another grid are not used.
+        again: also store files that were stored before, which renews their leases.
     """
 
     def __init__(
@@ -87,10 +90,12 @@ class GridStore:
 
     async def store(self) -> DirectoryCap:
         """
-        Store all files of the last complete run; fires with the root's cap, which is also in ``GRID_CAP``.
+        Store all files of the last complete run; fires with the root's cap, which is also written to
+        ``GRID_CAP``.
 
         Raises:
-            MirrorError: a file cannot be stored, or records cannot be written; stored files are recorded.
+            MirrorError: a file cannot be stored, or records cannot be written. The files stored until then
+                are recorded.
         """
         run = self._mirror.run
         await run(self._notes.open, self._again or not await self._is_kept())
@@ -113,7 +118,7 @@ class GridStore:
         return root
 
     async def _is_kept(self) -> bool:
-        """Return whether the grid has the root that was stored last; True if that is unknown."""
+        """Return whether the grid still has the root that was stored last; True if no root was recorded."""
         path = os.path.join(self._root, GRID_CAP)
         try:
             text = await self._mirror.run(read_file, path, MAX_NOTE_BYTES)
@@ -126,14 +131,17 @@ class GridStore:
         return bool(found.recoverable)
 
     async def _files(self, chunk: Sequence[ArchiveFile]) -> list[Cap]:
-        """Store the files that are not stored yet, and return the caps of all."""
+        """Store those of the files that have no recorded cap; return the caps of all."""
         digests = [each.digest.hex() for each in chunk]
         sources = [(os.path.join(self._root, each.path), each.path) for each in chunk]
         self.stored_files += await self._store_new(digests, sources)
         return [self._known(digest) for digest in digests]
 
     async def _store_new(self, digests: Sequence[str], sources: Sequence[tuple[Any, str]]) -> int:
-        """Store the sources without a record, by their hashes, and record them; return how many."""
+        """
+        Store the sources whose hashes have no recorded cap, and record their caps; return how many were
+        stored.
+        """
         missing = {
             digest: each
             for digest, each in zip(digests, sources, strict=True)
@@ -149,7 +157,7 @@ class GridStore:
         return cap
 
     async def _put(self, sources: Sequence[tuple[Any, str]]) -> list[Cap]:
-        """Store some sources, each with its name for errors."""
+        """Store some sources; each has a name for error messages. Return their caps."""
         if not sources:
             return []
         outcomes = await self._grid.put_many([source for source, _ in sources])
@@ -162,7 +170,10 @@ class GridStore:
         return [outcome.cap for outcome in outcomes]
 
     async def _directories(self, tree: dict[str, Any]) -> DirectoryCap:
-        """Store directories, the deepest first, all of one depth together; returns the root's cap."""
+        """
+        Store the directories of a tree, the deepest first, those of one depth together; return the root's
+        cap.
+        """
         levels: list[list[tuple[dict[str, Any], str, dict[str, Any]]]] = []
         level = [({"": tree}, "", tree)]
         while level:
@@ -195,7 +206,8 @@ class GridStore:
 
 class Notes:
     """
-    The cap for each hash, one per line, appended as it is known. For the mirror's thread, except ``find``.
+    The recorded cap for each hash, one per line of a file. All methods but ``find`` are for the destination's
+    thread.
 
     Args:
         grid_name: records for another grid are dropped.
@@ -208,7 +220,7 @@ class Notes:
         self._fd = -1
 
     def open(self, from_scratch: bool = False) -> None:
-        """Read the existing records; a damaged line, as the last may be, is skipped."""
+        """Read the existing records; skip damaged lines (an interrupted write damages the last one)."""
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(self._path, flags, 0o600)
         with open(os.dup(self._fd), "rb") as file:
@@ -259,6 +271,6 @@ _INDEXES = ("dists/", "repodata/")
 
 
 def is_index(path: str) -> bool:
-    """Return whether clients may see this only after the files that it names."""
-    name = path.rpartition("/")[2]  # those of flat suites are in any directory
+    """Return whether a path is that of an index, which clients may see only after the files that it names."""
+    name = path.rpartition("/")[2]  # those of flat suites may be in any directory
     return path.startswith(_INDEXES) or name in OWN or base_of(name) in ("Packages", "Sources")

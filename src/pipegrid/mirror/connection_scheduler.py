@@ -1,4 +1,7 @@
-"""Host scheduler (pure): which host is asked on which connection; windows, stalls, stealing and rests."""
+"""
+Decisions about requests to hosts: which file is requested on which connection; windows, stalls, takeovers and
+rests. Without input or output.
+"""
 
 from __future__ import annotations
 
@@ -17,59 +20,71 @@ from pipegrid.mirror.mirror_urls import (
     target_of,
 )
 
-TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # the same as ``typing.TYPE_CHECKING``, without the slow import
 if TYPE_CHECKING:
     from typing import Any
 
     from pipegrid.mirror.file_scheduler import Failure, Tally
 
-# The scheduler knows files and mirrors; this module knows the hosts and connections of mirrors. Drivers
-# report events and get decisions; they only move bytes.
+# The file scheduler knows files and mirrors; this module knows the hosts and connections of the mirrors.
+# Drivers report events, get decisions, and only move bytes.
 #
-# **Hosts.** A mirror may redirect to other hosts. Each has connections of its own, on behalf of the mirror.
-# The scheduler knows only the mirror: a redirected job stays in flight there, and waits in the queue of its
-# host.
+# **Hosts.** A mirror may redirect to other hosts. Each mirror has its own connections to each host. The file
+# scheduler knows only mirrors: there, a redirected job stays in flight at the mirror, while the job waits in
+# the queue of the other host.
 #
-# **Windows.** From a single mirror as much is requested as its connections may carry: requests wait in its
-# socket at no cost, since no other mirror could serve them. Of several mirrors, each connection has a
-# window, which doubles when that much has arrived. From a host that has not answered yet little is
-# requested, since it may redirect everything. (Connections of ``http11`` have windows of their own.)
+# **Windows.** With a single mirror, as much is requested as each connection can hold: requests wait in the
+# connection's socket at no cost, since no other mirror could serve the files. With several mirrors, each
+# connection has a window, which doubles when that many bytes have arrived. Few files are requested from a
+# host that has not answered yet, since it may redirect all requests. (Connections of ``http11`` have windows
+# of their own.)
 #
-# **Stalls.** A connection with outstanding responses that has received nothing for a second loses its
-# requests, if there is another mirror; otherwise after a longer time. While the disk delays reading no
-# connection stalls. If several requests were on it, the mirror is serial from then on: perhaps it answers
-# only the first of several, so a single mirror is asked again at once.
+# **Stalls.** If a connection with outstanding responses receives nothing for a second, and another mirror can
+# work, the connection ends and its requests are made again; a single mirror gets more time. No connection
+# stalls while the disk delays reading. If a stalled connection had several requests at a time, the mirror is
+# serial from then on (one request at a time), since it may answer only the first of several. In this case a
+# single mirror is asked again without a rest.
 #
-# **The end.** When no file is waiting, a mirror that has finished takes over requests from the one that
-# would finish last, as many as make both finish at the same time. They are requested twice; the first
-# response counts.
+# **Takeovers.** When no file is waiting, an idle mirror takes over requests from the mirror that would finish
+# last: as many as let both finish at the same time. These files are requested twice; the first response
+# counts.
 #
-# **Rests.** A host that fails repeatedly is not asked for half a second, then one, two..., and given up
-# after half a minute. A driver that handles only the usual case leaves it to the other driver instead.
+# **Rests.** A host that fails repeatedly is not asked for half a second, then for one second, two seconds and
+# so on, and is given up after half a minute. A driver that handles only the usual case leaves the host to the
+# other driver instead.
 
 QUOTA = 1000
-"""Requests on one connection: nginx closes it after that many."""
+"""The maximum number of requests on one connection: nginx closes it after that many."""
 
 FIRST_REQUESTS = 256
-"""On one connection to a host that has not answered yet: it may redirect all of them."""
+"""
+The maximum number of requests on one connection to a host that has not answered yet: it may redirect all of
+them.
+"""
 
 FIRST_WINDOW_BYTES = 1 << 20
 MAX_WINDOW_BYTES = 16 << 20
 ALONE_WINDOW_BYTES = 256 << 20
 
 MAX_REFUSED = 64
-"""Files that a mirror may lack, in addition to as many as it gives, before the epoll driver leaves it."""
+"""
+The number of files that a mirror may lack before the epoll driver leaves it; a mirror that serves more files
+than this number may lack as many as it serves.
+"""
 
 STALL_S = 1.0
 LONE_STALL_S = 15.0
 PIPELINED_STALL_S = 3.0
-"""For a connection that has had several requests at a time, which may be the reason for its silence."""
+"""
+The time limit for a single mirror on a connection that has had several requests at a time, which may be the
+reason for the stall.
+"""
 
 WORTH_STEALING_S = 0.5
 """Requests that would be answered within this time are not taken over."""
 
 _LEAST_STOLEN_BYTES = 64 << 10
-"""So much at the least is taken over, so that a mirror that sends nothing is relieved."""
+"""The minimum that is taken over, so that a mirror that sends nothing loses requests, too."""
 
 RATE_MEMORY_S = 2.0
 
@@ -77,22 +92,22 @@ REST_S = 0.5
 MAX_RESTS = 6
 
 MAX_HOSTS = 32
-"""That one mirror redirects to."""
+"""The maximum number of hosts that one mirror may redirect to."""
 
 MAX_QUEUED = 1024
-"""Jobs that wait for hosts, before more is requested from the mirror."""
+"""While this many jobs wait for hosts of a mirror, nothing more is requested from the mirror."""
 
 
 def has_stalled(
     idle_s: float, others: bool, pipelined: bool = False, lone_stall_s: float = LONE_STALL_S
 ) -> bool:
     """
-    Return whether a connection with outstanding responses was silent for too long.
+    Return whether a connection with outstanding responses has received nothing for too long.
 
     Args:
-        others: whether another mirror can do its work.
-        pipelined: whether it has had several requests at a time.
-        lone_stall_s: the time limit if neither applies.
+        others: whether another mirror can fetch its files.
+        pipelined: whether the connection has had several requests at a time.
+        lone_stall_s: the time limit if neither ``others`` nor ``pipelined``.
     """
     return idle_s > (STALL_S if others else PIPELINED_STALL_S if pipelined else lone_stall_s)
 
@@ -108,7 +123,9 @@ class ReceiveRate:
         self._at_s: float | None = None
 
     def note(self, now_s: float, received_bytes: int, is_outstanding: bool) -> None:
-        """Record the bytes received in total. Time without outstanding responses does not count."""
+        """
+        Record how many bytes have been received in total. Time without outstanding responses does not count.
+        """
         if self._at_s is not None and now_s > self._at_s:
             elapsed_s = now_s - self._at_s
             rate = (received_bytes - self._received_bytes) / elapsed_s
@@ -120,13 +137,13 @@ class ReceiveRate:
 
 class MirrorRating(Value):
     """
-    The state of one mirror.
+    The load and speed of one mirror.
 
     Attributes:
         mirror: its number.
-        outstanding_bytes: requested and outstanding.
+        outstanding_bytes: bytes that were requested and have not arrived.
         bytes_per_s: recent speed; 0.0 if unknown.
-        can_work: neither resting nor given up.
+        can_work: the mirror is neither resting nor given up.
     """
 
     __slots__ = ("bytes_per_s", "can_work", "mirror", "outstanding_bytes")
@@ -141,7 +158,7 @@ class MirrorRating(Value):
 
     @property
     def left_s(self) -> float:
-        """The time until it would finish."""
+        """The time until the mirror would have sent all outstanding bytes."""
         if not self.outstanding_bytes:
             return 0.0
         return self.outstanding_bytes / self.bytes_per_s if self.bytes_per_s else float("inf")
@@ -149,9 +166,10 @@ class MirrorRating(Value):
 
 def choose_steal(standings: Sequence[MirrorRating]) -> tuple[int, int, int] | None:
     """
-    Return which mirror should take over from which, and about how many bytes, once nothing waits.
+    Return the mirror that takes over requests, the mirror that loses them, and about how many bytes.
 
-    They are from the end of the other mirror's requests. None: no one should take over.
+    To be called when no file is waiting. The last requests of the losing mirror are taken over. None: nothing
+    should be taken over.
     """
     able = [one for one in standings if one.can_work]
     idle = [one for one in able if not one.outstanding_bytes]
@@ -167,19 +185,21 @@ def choose_steal(standings: Sequence[MirrorRating]) -> tuple[int, int, int] | No
 
 class ScheduledConnection:
     """
-    One connection, as far as decisions need it; drivers add the bytes.
+    One connection, as far as decisions depend on it; the drivers' subclasses send and receive.
 
     Args:
-        count: files that were requested on it, and received, before.
+        count: how many files were requested and received on the connection before this object was made.
 
     Attributes:
-        last_s: the time of the last received bytes, or of a request while nothing was outstanding.
-        count: how many files were requested on it; ``answered``: how many responses arrived.
-        pipelined: whether it has had two requests at a time.
-        excused: whether it ends for a reason that is not the mirror's fault.
-        is_outstanding: whether a response is outstanding; ``outstanding_bytes``: the bytes outstanding.
-        is_ready: whether it can be written to, or soon; ``is_open``: whether it has not ended.
-        is_spent: whether no more can be requested on it.
+        last_s: the time of the last received bytes, or of a request that was made while nothing was
+            outstanding.
+        count: how many files were requested; ``answered``: how many responses arrived.
+        pipelined: whether the connection has had two requests at a time.
+        excused: whether the connection ends for a reason that is not the mirror's fault.
+        is_outstanding: whether a response is outstanding; ``outstanding_bytes``: how many bytes are
+            outstanding.
+        is_ready: whether the connection is writable, or will be soon; ``is_open``: whether it has not ended.
+        is_spent: whether the connection accepts no more requests.
     """
 
     is_ready = is_open = True
@@ -214,16 +234,16 @@ class FetchSchedule:
     The decisions for all mirrors of one driver.
 
     Args:
-        tallies: of the mirrors, in the same order.
-        connections: to each host at most; those without further requests do not count.
-        lone_stall_s: silence after which a single mirror has stalled.
+        tallies: of the mirrors, in the order of ``addresses``.
+        connections: the most connections to each host; connections that accept no more requests do not count.
+        lone_stall_s: how long a single mirror may send nothing before it counts as stalled.
 
     Attributes:
         mirrors: in the order of their numbers.
-        hosts: those of the mirrors first, in the same order; then those that mirrors redirect to.
-        is_paused: nothing is read at present, so silence means nothing.
-        added: called with each further host.
-        queued: called when a job waits for a host that may be idle.
+        hosts: first the hosts of the mirrors, in the same order; then hosts that mirrors redirect to.
+        is_paused: the driver reads nothing at present, so no connection stalls.
+        added: called with each host that a mirror redirects to for the first time.
+        queued: called when a job is queued for a host, which may be idle.
     """
 
     def __init__(
@@ -249,7 +269,7 @@ class FetchSchedule:
 
     @property
     def waits(self) -> bool:
-        """Whether any job waits for a request, from any host."""
+        """Whether any file still has to be requested from a host."""
         return self.plan.waits or any(mirror.queued for mirror in self.mirrors)
 
     @property
@@ -259,12 +279,15 @@ class FetchSchedule:
 
     @property
     def connections(self) -> Iterator[ScheduledConnection]:
-        """The connections to any host that are not lost."""
+        """The connections to all hosts that have not ended."""
         for host in self.hosts:
             yield from host.connections
 
     def asks(self) -> Iterator[tuple[ScheduledConnection, FetchJob]]:
-        """Yield what to request and where, while windows allow; send each request at once."""
+        """
+        Yield pairs of a connection and the job to request on it, while windows allow; the caller must send
+        each request before it asks for the next pair.
+        """
         going = True
         hosts = self.hosts
         while going and self.waits:
@@ -276,7 +299,7 @@ class FetchSchedule:
                     going = True
 
     def was_away(self, now_s: float) -> None:
-        """Ignore the silence until now, in which nothing was read."""
+        """Ignore the silence of all connections until now, since nothing was read."""
         for connection in self.connections:
             connection.last_s = now_s
 
@@ -285,7 +308,8 @@ class FetchSchedule:
         Return the stalled connections, which the driver must end; to be called a few times a second.
 
         Returns:
-            each with the reason, and whether it is excused; else the host must rest, or be left.
+            each connection with the reason, and whether its host is excused; other hosts must rest, or are
+                left to another driver.
         """
         able = {mirror.number for mirror in self.mirrors if mirror.own.can_work}
         stalled: list[tuple[Any, str, bool]] = []
@@ -307,12 +331,14 @@ class FetchSchedule:
 
     def steals(self, connect: Callable[[HostSchedule], object]) -> list[tuple[Any, FetchJob]]:
         """
-        Return what to request a second time and where, since idle mirrors take it over.
+        Return pairs of a connection and a job to request on it a second time, since an idle mirror takes it
+        over.
 
-        To be called when no more files are wanted.
+        To be called when no more files are waiting.
 
         Args:
-            connect: called with a host without a usable connection; makes one for a later call.
+            connect: called with the idle mirror's host if it has no usable connection; makes a connection,
+                which a later call uses.
         """
         if self.is_paused or self.waits:
             return []
@@ -344,20 +370,20 @@ class FetchSchedule:
         return moves
 
     def release(self) -> None:
-        """Return all jobs that wait for hosts to the scheduler."""
+        """Put all jobs that wait for hosts back into the scheduler."""
         for mirror in self.mirrors:
             mirror.release()
 
 
 class MirrorSchedule:
     """
-    One mirror, with its own host and those that it redirects to.
+    One mirror, with its own host and the hosts that it redirects to.
 
     Attributes:
-        bit: of the mirror in the attributes of jobs.
-        hosts: its own first.
-        queued: jobs that wait for them.
-        is_out: whether its driver requests nothing from it any more.
+        bit: stands for the mirror in bit sets of jobs.
+        hosts: the mirror's own host first.
+        queued: how many jobs wait for one of the hosts.
+        is_out: whether the driver requests nothing more from the mirror.
     """
 
     def __init__(
@@ -388,19 +414,19 @@ class MirrorSchedule:
 
     @property
     def connections(self) -> Iterator[ScheduledConnection]:
-        """The connections of all its hosts."""
+        """The connections to all hosts of the mirror."""
         for host in self.hosts:
             yield from host.connections
 
     @property
     def in_flight(self) -> list[FetchJob]:
-        """Its outstanding requests, in the expected order of the responses."""
+        """The mirror's outstanding requests, in the expected order of the responses."""
         jobs = [job for connection in self.connections for job in connection.unanswered]
         return jobs + [job for host in self.hosts for job in host.waiting]
 
     @property
     def standing(self) -> MirrorRating:
-        """Its state, which decides which mirror takes over from which."""
+        """The mirror's load and speed, which decide which mirror takes over requests from which."""
         outstanding_bytes = sum(connection.outstanding_bytes for connection in self.connections)
         return MirrorRating(
             self.number, outstanding_bytes, self._rate.bytes_per_s, self.own.can_work
@@ -408,11 +434,11 @@ class MirrorSchedule:
 
     @property
     def refuses_too_much(self) -> bool:
-        """Whether it lacks more files than a mirror should."""
+        """Whether the mirror lacks more files than it may."""
         return self._refused > max(MAX_REFUSED, self.tally.files)
 
     def note(self, now_s: float) -> None:
-        """Measure its speed, and count the time with outstanding responses."""
+        """Update the mirror's speed, and the time in which responses were outstanding."""
         is_outstanding = any(connection.is_outstanding for connection in self.connections)
         received_bytes = sum(host.received_bytes for host in self.hosts)
         self._rate.note(now_s, received_bytes, is_outstanding and not self.schedule.is_paused)
@@ -421,13 +447,16 @@ class MirrorSchedule:
         self._busy_since_s = now_s if is_outstanding else None
 
     def begins(self, now_s: float) -> None:
-        """A first response is outstanding since then: the time until ``note`` counts as busy."""
+        """
+        Record that responses are outstanding since ``now_s``: the time until the next ``note`` counts as
+        busy.
+        """
         if self._busy_since_s is None:
             self._busy_since_s = now_s
 
     @property
     def leads_to(self) -> HostSchedule:
-        """The host that is expected to have the mirror's files."""
+        """The host that is expected to serve most of the mirror's files."""
         table = self.access.redirects
         if table is None:
             return self.own
@@ -435,7 +464,7 @@ class MirrorSchedule:
         return self.own if route is None else self._host_of(route) or self.own
 
     def host_for(self, job: FetchJob) -> HostSchedule:
-        """Return the host that is expected to have a file."""
+        """Return the host that is expected to serve a file."""
         table = self.access.redirects
         if table is None:
             return self.own
@@ -449,12 +478,12 @@ class MirrorSchedule:
 
     def redirected(self, job: FetchJob, locations: Sequence[bytes]) -> None:
         """
-        A host redirects a file: the job waits for the other host.
+        Queue a redirected job for the host that the redirect leads to.
 
         Raises:
-            RedirectRefused: that redirect is not followed.
+            RedirectRefused: this redirect is not followed.
         """
-        from pipegrid.mirror.redirects import table_of  # few runs need it
+        from pipegrid.mirror.redirects import table_of  # few runs need this module
 
         table = table_of(self.access)
         here = self.routes.get(job) or own_route(self.address, job.wanted.remote or job.wanted.path)
@@ -468,8 +497,11 @@ class MirrorSchedule:
         host.put(job)
 
     def _host_of(self, route: FileRoute) -> HostSchedule | None:
-        """Return the host of a route; None if there are too many, or the host has been given up."""
-        if _key(route.address) == _key(self.address):  # other paths may have other credentials
+        """
+        Return the host of a route; None if the mirror has too many hosts, or if a learnt rule leads to a host
+        that was given up.
+        """
+        if _key(route.address) == _key(self.address):  # the keys include the credentials
             return self.own
         host = self._by_key.get(_key(route.address))
         if host is None:
@@ -481,7 +513,7 @@ class MirrorSchedule:
         return None if route.rule is not None and host.given_up is not None else host
 
     def stored(self, job: FetchJob, size_bytes: int) -> bool:
-        """A file has arrived and is right; False if another mirror was faster."""
+        """Record that a file has arrived and is right; return False if another mirror was faster."""
         self.tally.received_bytes += size_bytes
         table = self.access.redirects
         if table is not None:
@@ -496,8 +528,8 @@ class MirrorSchedule:
 
     def failed(self, job: FetchJob, kind: Failure, reason: str) -> bool:
         """
-        A file could not be fetched. If a learnt redirect was wrong, that counts against no mirror. Returns as
-        ``failed_at``.
+        Record that a file could not be fetched. If a learnt redirect was wrong, no mirror is blamed. Returns
+        the same as ``failed_at``.
         """
         if kind in ("broken", "busy"):
             self.tally.broken += 1
@@ -517,7 +549,7 @@ class MirrorSchedule:
         return believed
 
     def release(self) -> None:
-        """Return all jobs that wait for a host to the scheduler."""
+        """Put all jobs that wait for a host of this mirror back into the scheduler."""
         for host in self.hosts:
             for job in host.take_all():
                 self.routes.pop(job, None)
@@ -533,13 +565,13 @@ class HostSchedule:
     One host that serves a mirror's files.
 
     Attributes:
-        given_up: why nothing is requested from it any more; None if it may be.
-        is_resting: whether it is not asked for a while.
+        given_up: why nothing more is requested from the host; None if it is still used.
+        is_resting: whether the host is not asked for a while.
         connecting: how many connections are being made.
         has_answered: whether any response has arrived.
         spent: how many requests a connection accepts.
-        window_bytes: how much may be outstanding on each.
-        received_bytes: in all, including incomplete files.
+        window_bytes: the most outstanding bytes on each connection.
+        received_bytes: in total, including incomplete files.
     """
 
     def __init__(self, mirror: MirrorSchedule, address: Address) -> None:
@@ -568,24 +600,26 @@ class HostSchedule:
 
     @property
     def is_redirected(self) -> bool:
-        """Whether the host is expected to redirect all requests."""
+        """Whether the host is expected to redirect all requests to another host."""
         return self.mirror.leads_to is not self
 
     @property
     def is_serial(self) -> bool:
-        """Whether requests are sent one at a time, on connections that never had two."""
+        """
+        Whether each connection gets one request at a time, and connections that have had two are not used.
+        """
         return self._plan.is_serial(self.mirror.number)
 
     @property
     def can_work(self) -> bool:
-        """Whether it may be asked for anything now."""
+        """Whether files may be requested from the host now."""
         return not (self.is_resting or self.mirror.is_out or self.given_up is not None)
 
     # Its queue.
 
     @property
     def waiting(self) -> list[FetchJob]:
-        """Jobs in its queue that are still wanted."""
+        """The jobs in the host's queue that are still wanted."""
         return [job for job in self._waiting if not job.is_over]
 
     @property
@@ -596,20 +630,20 @@ class HostSchedule:
         return self._plan.waits and self.mirror.leads_to is self
 
     def put(self, job: FetchJob) -> None:
-        """Queue one more file for this host."""
+        """Queue one more job for this host."""
         self._waiting.append(job)
         self.mirror.queued += 1
         self.mirror.schedule.queued()
 
     def take_all(self) -> list[FetchJob]:
-        """Remove all jobs from its queue, and return them."""
+        """Remove all jobs from the host's queue, and return them."""
         waiting = list(self._waiting)
         self._waiting.clear()
         self.mirror.queued -= len(waiting)
         return waiting
 
     def next(self) -> FetchJob | None:
-        """Return what to request from this host now; None for nothing."""
+        """Return the next job to request from this host; None if there is none at present."""
         mirror = self.mirror
         while self._waiting:
             job = self._waiting.popleft()
@@ -628,7 +662,7 @@ class HostSchedule:
         return None
 
     def put_back(self, job: FetchJob) -> None:
-        """Return a job whose request the host has not processed."""
+        """Queue a job again whose request the host has not processed."""
         mirror = self.mirror
         if job in mirror.routes and not job.is_over and self.given_up is None:
             self._waiting.appendleft(job)
@@ -640,16 +674,16 @@ class HostSchedule:
     # Its connections.
 
     def may_ask(self, connection: ScheduledConnection) -> bool:
-        """Return whether pipelining allows one more request on a connection."""
+        """Return whether one more request may be sent on a connection; a serial mirror gets one at a time."""
         return not (connection.pipelined or connection.is_outstanding) or not self.is_serial
 
     def is_useless(self, connection: ScheduledConnection) -> bool:
-        """Return whether nothing more is requested on a connection, and nothing outstanding."""
+        """Return whether nothing is outstanding on a connection, and nothing more will be requested."""
         return connection.pipelined and not connection.is_outstanding and self.is_serial
 
     @property
     def has_space(self) -> bool:
-        """Whether there may be one more connection."""
+        """Whether one more connection to the host is allowed."""
         most, serial = self.mirror.schedule.most_connections, self.is_serial
         usable = coming = self.connecting
         for connection in self.connections:
@@ -660,11 +694,11 @@ class HostSchedule:
 
     @property
     def may_open(self) -> bool:
-        """Whether one more connection should be made."""
+        """Whether one more connection to the host is allowed and useful."""
         return self.can_work and self.waits and self.has_space
 
     def free_connection(self) -> ScheduledConnection | None:
-        """Return the connection with the least outstanding, if its window allows more."""
+        """Return the connection with the fewest outstanding bytes, if its window allows one more request."""
         best, least_bytes = None, self.window_bytes
         most = self.spent if self.has_answered else min(self.spent, FIRST_REQUESTS)
         serial = self._plan.is_serial(self.mirror.number)
@@ -677,7 +711,7 @@ class HostSchedule:
         return best
 
     def widen(self) -> None:
-        """Double the window if that much has arrived."""
+        """Double the window if that many bytes have arrived since it was last doubled."""
         received = self.received_bytes
         if (
             self.window_bytes < MAX_WINDOW_BYTES
@@ -689,7 +723,7 @@ class HostSchedule:
     def ask(self, connection: ScheduledConnection, job: FetchJob, now_s: float) -> bytes:
         """Return the request for a file, to be sent on a connection."""
         mirror = self.mirror
-        # For most connections this is the whole check, at the cost of one attribute.
+        # Most requests need only this check, which reads one attribute.
         if not connection.outstanding_bytes and not connection.is_outstanding:
             connection.last_s = max(connection.last_s, now_s)
             mirror.begins(now_s)
@@ -706,7 +740,7 @@ class HostSchedule:
         return b"GET %s%s" % (target_of(mirror.address, wanted.remote or wanted.path), self._tail)
 
     def opened(self, connection: ScheduledConnection) -> None:
-        """One more connection is being made, or was made."""
+        """Add a connection that is being made, or was made."""
         self.connections.append(connection)
         self.mirror.tally.connections += 1
 
@@ -718,11 +752,12 @@ class HostSchedule:
         forgiven: bool,
     ) -> None:
         """
-        A connection has ended.
+        Remove a connection that has ended, and handle its unanswered requests.
 
         Args:
-            unanswered: the first is the one whose response was due; nothing is known about the others.
-            forgiven: whether that is not the host's fault.
+            unanswered: the first job is the one whose response was due; it counts as failed. The rest are
+                requested again.
+            forgiven: whether the end was not the host's fault.
         """
         if connection in self.connections:
             self.connections.remove(connection)
@@ -736,7 +771,9 @@ class HostSchedule:
     # Rests.
 
     def rest(self, least_s: float = 0.0) -> float | None:
-        """Let it rest; return for how many seconds, longer each time. None: it must be given up."""
+        """
+        Let the host rest; return for how many seconds, longer each time. None: the host must be given up.
+        """
         self._rests += 1
         if self._rests > MAX_RESTS:
             return None
@@ -751,11 +788,11 @@ class HostSchedule:
             self._plan.rests(self.mirror.number, False)
 
     def works(self) -> None:
-        """It serves files: the next rest is short."""
+        """Record that the host serves files, so its next rest is short."""
         self._rests = 0
 
     def give_up(self, reason: str) -> None:
-        """Request nothing from it any more; its connections must have ended already."""
+        """Request nothing more from the host, whose connections must have ended already."""
         self.given_up = reason
         mirror = self.mirror
         table = mirror.access.redirects
@@ -770,9 +807,9 @@ class HostSchedule:
 
 class SmallRoutes:
     """
-    Where one mirror's small files are requested.
+    Decides where one mirror's small files are requested.
 
-    Files that belong together use one route, even if the mirror redirects each to another host.
+    Files that belong together use one route, even if the mirror would redirect each file to a different host.
     """
 
     def __init__(self, address: Address) -> None:
@@ -780,7 +817,7 @@ class SmallRoutes:
         self._access = address.access
 
     def first(self, path: str) -> FileRoute:
-        """Return the first route for a file."""
+        """Return where a file is requested first."""
         own = own_route(self._address, path)
         table = self._access.redirects
         learnt = None if table is None else table.route_of(own.url)
@@ -790,14 +827,15 @@ class SmallRoutes:
         self, path: str, route: FileRoute, status: int, locations: Sequence[bytes]
     ) -> FileRoute | str:
         """
-        Return where a file is requested next, or a sentence about the mirror's response.
+        Return where a file is requested next; a sentence about the response if the mirror does not give the
+        file.
 
         Args:
-            route: where it was requested.
-            status: of the response, other than 200; ``locations``: its ``Location`` fields.
+            route: where the file was requested.
+            status: of the response, other than 200; ``locations``: the response's ``Location`` fields.
         """
         if status in REDIRECTS:
-            from pipegrid.mirror.redirects import table_of  # few runs need it
+            from pipegrid.mirror.redirects import table_of  # few runs need this module
 
             table = table_of(self._access)
             try:
@@ -807,13 +845,14 @@ class SmallRoutes:
                 return f"{self._address.url}: {error}, for {path}"
             return found if learnt is None else learnt.replaced(hops=1)
         known = self._access.redirects
-        if known is not None and route.rule is not None:  # the host was expected to have it
+        # A host that was only expected to have the file lacks it: the learnt rule was wrong.
+        if known is not None and route.rule is not None:
             known.forget(route.rule)
             return own_route(self._address, path)
         return f"{route.address.url} answers {status} for {path}"
 
     def served(self, route: FileRoute) -> None:
-        """A host has served a file itself."""
+        """Record that a host has served a file without a redirect."""
         table = self._access.redirects
         if table is not None and route.rule is None:
             table.served(route.url)

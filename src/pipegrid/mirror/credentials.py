@@ -15,11 +15,11 @@ from pipegrid.errors import UsageError
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-# A credential is only for the scheme, host, port and path that it names; a redirect to another host gets
-# its own. Messages contain only the names of files.
+# A credential is used only for the scheme, host, port and path that it names; after a redirect, the
+# credential of the new host is used. Messages contain only the names of files.
 #
-# ``~/.netrc`` applies to http and https, as in curl. In apt's files an entry without a scheme applies only
-# to https; it may have a port and a path, and applies to everything below that path. The first match is
+# ``~/.netrc`` applies to http and https, as in curl. In apt's files an entry without a scheme applies only to
+# https; an entry may have a port and a path, and applies to everything below that path. The first match is
 # used; apt's files come before ``~/.netrc``.
 
 MAX_FILE_BYTES = 1 << 20
@@ -61,7 +61,9 @@ class Credentials:
         return f"<Credentials of {len(self._entries)} machines>"
 
     def header_for(self, url: str) -> bytes:
-        """Return the header line for a URL, with its end; b"" without credentials."""
+        """
+        Return the header line for a URL, including its line end; b"" if there are no credentials for the URL.
+        """
         parts = urlsplit(url)
         host = (parts.hostname or "").lower()
         port = parts.port or _PORTS.get(parts.scheme, 0)
@@ -96,7 +98,7 @@ class Credentials:
 
 def read_credentials(environment: Mapping[str, str], apt: str) -> Credentials:
     """
-    Return the credentials of apt's files and of ``~/.netrc`` (or the file named by ``NETRC``).
+    Return the credentials of apt's files and of ``~/.netrc`` (or of the file that ``NETRC`` names).
 
     Args:
         apt: apt's directory.
@@ -122,7 +124,7 @@ def read_credentials(environment: Mapping[str, str], apt: str) -> Credentials:
 
 
 def user_of(url: str) -> tuple[str, bytes]:
-    """Return a URL without user and password, and the header line for them, or b""."""
+    """Return a URL without its user and password, and the header line for these, or b""."""
     scheme, mark, rest = url.partition("://")
     authority, slash, path = rest.partition("/")
     user, at, host = authority.rpartition("@")
@@ -155,7 +157,7 @@ def _entries(text: str, of_apt: bool) -> Iterator[_Entry]:
 
 
 def _words(text: str) -> Iterator[str]:
-    """Yield the words of a file, without comments and macros; quoted as in curl."""
+    """Yield the words of a file, without comments and macros; quotes mean the same as in curl."""
     in_macro = False
     for line in text.split("\n"):
         stripped = line.strip()
@@ -196,16 +198,16 @@ def _entry(machine: str | None, said: Mapping[str, str], of_apt: bool) -> Iterat
 
 # TLS: the certificate authorities of a run, and the client's certificate.
 #
-# The certificate is for the hosts that the run names, and not for hosts that these redirect to. All files
-# are read, and errors reported, before the first connection.
+# The client's certificate is used only for hosts that the run names, not for hosts that these redirect to.
+# All files are read, and errors reported, before the first connection.
 
 
 class TlsFiles:
     """
-    The authorities that a run trusts, and the client's certificate; PEM files.
+    The certificate authorities that a run trusts, and the client's certificate; from PEM files.
 
     Args:
-        ca: trusted instead of the system's authorities; None for these.
+        ca: the authorities that are trusted instead of the system's; None for the system's.
         certificate: of the client, optionally with intermediate certificates and with its key.
         key: of the certificate; None if it is in the same file.
 
@@ -213,7 +215,7 @@ class TlsFiles:
         UsageError: a file cannot be read or used.
 
     Attributes:
-        ca, certificate, key: the contents of the files; b"" without one.
+        ca, certificate, key: the contents of the files; b"" if not given.
         warnings: sentences about files that other users can read.
     """
 
@@ -236,13 +238,13 @@ class TlsFiles:
             _load_certificate(self._showing, certificate, key)
 
     def show_to(self, url: str) -> None:
-        """Allow the certificate for the host of a URL."""
+        """Allow the host of a URL to get the client's certificate."""
         with_port = urlsplit(url)
         if with_port.hostname:
             self._shown_to.add((with_port.hostname.lower(), with_port.port or 443))
 
     def is_shown_to(self, host: str, port: int) -> bool:
-        """Return whether a host may get the certificate."""
+        """Return whether a host may get the client's certificate."""
         return bool(self.certificate) and (host.lower(), port) in self._shown_to
 
     def context(self, host: str, port: int) -> SSLContext:

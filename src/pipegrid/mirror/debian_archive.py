@@ -74,26 +74,27 @@ from pipegrid.mirror.retained_files import RetainedFiles, held_here, kept_apart,
 from pipegrid.mirror.signatures import GpgKey, Keys
 from pipegrid.mirror.unique_entries import ArchiveOutcome, Entries, named_twice
 
-# A mirror of a Debian archive: release files, indexes, packages. A client that reads it meanwhile never
-# finds a name without its file.
+# A mirror of a Debian archive: release files, indexes, packages. A client that reads the mirror during a run
+# never finds a name in an index whose file is missing.
 #
-# 1. The release files are fetched from the first mirror with signed ones, which decides the version. 2. The
-# indexes in them are staged, where no client sees them (``indexes``), and verified by hash. 3. The files in
-# these are fetched while the indexes are being read, and published. 4. When all files exist the indexes are
-# published, the release files last; then files that are not named any more may be removed.
+# 1. The release files are fetched from the first mirror with validly signed ones, which decides the version.
+# 2. The indexes that they name are staged, where no client sees them, and verified by hash.
+# 3. The files that the indexes name are fetched while the indexes are being read, and published.
+# 4. When all files exist the indexes are published, the release files last. After that, files that no index
+#    names any more may be removed.
 #
-# If a file is missing after step 3 the previous indexes stay, since all their files exist; unless the
-# caller wants to keep going. Unusable entries of an index are skipped and counted. Indexes of the same
-# suites that other runs keep here are updated as well, since the release file is the same. During step 4
+# If a file is missing after step 3 the previous indexes stay, since all their files exist; unless the caller
+# wants to keep going. Unusable entries of an index are skipped and counted. Indexes of the same suites that
+# other runs keep in this destination are updated as well, since the release file is the same. During step 4
 # the previous release file exists together with new indexes; in an archive with indexes by hash, clients
-# still find the previous ones, as long as nothing is deleted.
+# still find the previous indexes, as long as nothing is deleted.
 
 T = TypeVar("T")
 
 __all__ = ["DebianArchive", "DebianOutcome", "Selection", "names_by_hash"]
 
 MAX_NAMED = 5_000_000
-"""The largest archive names 1.4 million files."""
+"""The maximum number of files that all indexes may name; the largest archive names 1.4 million."""
 
 
 class DebianOutcome(ArchiveOutcome):
@@ -101,7 +102,7 @@ class DebianOutcome(ArchiveOutcome):
     The outcome of a run.
 
     Attributes:
-        patched: indexes that patches brought up to date.
+        patched: how many indexes patches brought up to date.
         absent: a sentence for each wanted item that the release files do not name.
     """
 
@@ -118,15 +119,15 @@ class DebianArchive:
 
     Args:
         mirror: the mirrors and the destination.
-        now: for the dates of release files.
-        ignores_dates: accept a suite that has expired, or is from the future; but not one older than the
+        now: the time with which dates of release files are compared.
+        ignores_dates: accept a suite that has expired or is from the future, but none that is older than the
             existing one.
-        signing: signs rebuilt indexes of the fetched files, which are published instead of the archive's;
-            see ``debian_filtered_indexes``. None: the archive's are published.
+        signing: the key that signs rebuilt indexes, which name only the fetched files and replace the
+            archive's; see ``debian_filtered_indexes``. None: the archive's indexes are published.
 
     Raises:
         UsageError: the name of a suite, component or architecture is invalid; or all suites are flat, but
-            there are components; or rebuilt indexes are wanted in another form than packed.
+            components are given; or rebuilt indexes are wanted in a form other than packed.
     """
 
     def __init__(
@@ -166,12 +167,12 @@ class DebianArchive:
         delete_excluded: bool = False,
     ) -> DebianOutcome:
         """
-        Bring the mirror up to date. Call it once.
+        Bring the mirror up to date. Call this once.
 
         Args:
             delete: remove files that are not named any more, if nothing failed or was skipped.
-            dry_run: fetch only indexes, publish nothing; the same as for ``mirror``.
-            keep_going: publish the indexes even if mirrors lack an index, or files in it.
+            dry_run: fetch only indexes, publish nothing; ``mirror`` must be made for a dry run, too.
+            keep_going: publish the indexes even if mirrors lack an index, or files that an index names.
             delete_excluded: with ``delete``, also remove files that only filters of earlier runs select.
 
         Raises:
@@ -221,7 +222,9 @@ class DebianArchive:
     async def _show(
         self, suites: list[Suite], indexes: Sequence[Index], outcome: DebianOutcome
     ) -> list[Suite]:
-        """Rebuild indexes if that is wanted, and publish them; returns the suites as published."""
+        """
+        Rebuild indexes if that is wanted, and publish the indexes; return the suites as they were published.
+        """
         record = record_of(suites)
         if self._signing is not None:
             suites = await self._mirror.run(
@@ -240,8 +243,8 @@ class DebianArchive:
 
     def _would_be_new(self, suites: Sequence[Suite]) -> bool:
         """
-        Return whether the release files differ from the existing ones, or from those that the rebuilt ones
-        were made of. In the thread.
+        Return whether the release files differ from the existing ones. With rebuilt indexes, compare the
+        release files that the existing indexes were rebuilt from. Runs in the destination's thread.
         """
         if self._signing is None:
             return not self._destination.holds(_all_own(suites))
@@ -270,7 +273,7 @@ class DebianArchive:
     async def _stage(
         self, indexes: Sequence[Index], outcome: DebianOutcome, keep_going: bool
     ) -> list[Index]:
-        """Stage indexes, where no client sees them; returns those that could not be fetched."""
+        """Stage indexes, where no client sees them; return the indexes that could not be fetched."""
         made = [i for i in indexes if i.held != "packed" and i.kind in ("packages", "sources")]
         if made:
             wants = [await self._mirror.run(self._unpacked, index) for index in made]
@@ -303,7 +306,10 @@ class DebianArchive:
     async def _settle_forms(
         self, index: Index, lacking: dict[str, str], outcome: DebianOutcome
     ) -> None:
-        """Keep those forms of an index that mirrors have; if they have none, one of the others."""
+        """
+        Keep only the forms of an index that mirrors have, if necessary with an alternative hash; if mirrors
+        have no form, fetch a fallback.
+        """
         inner = index.suite.within
         others = index.suite.release.others
         for place, form in enumerate(list(index.forms)):
@@ -326,7 +332,7 @@ class DebianArchive:
     async def _first_of(
         self, forms: Iterable[ArchiveFile], outcome: DebianOutcome
     ) -> ArchiveFile | None:
-        """Fetch the first of these that mirrors have."""
+        """Fetch and return the first of these forms that mirrors have; None if they have none."""
         for form in forms:
             fetched = await stage_indexes(self._mirror, [form])
             outcome.index_bytes += fetched.size_bytes
@@ -336,8 +342,8 @@ class DebianArchive:
 
     def _unreadable_patches(self, indexes: Sequence[Index], skip: Skip) -> list[Index]:
         """
-        Return the lists of patches that cannot be verified, for example because of weak hashes. In the
-        thread.
+        Return the lists of patches that cannot be read, for example because of weak hashes. Runs in the
+        destination's thread.
         """
         found = []
         for index in indexes:
@@ -351,14 +357,19 @@ class DebianArchive:
         return found
 
     def _note_forms(self, made: Sequence[Index], wants: Sequence[Unpacked]) -> None:
-        """Record indexes by their files. In the thread."""
+        """
+        Set the forms of the unpacked indexes to the files that are kept. Runs in the destination's thread.
+        """
         for index, want in zip(made, wants, strict=True):
             kept = kept_as(self._mirror, want)
             assert kept is not None
             index.forms = [kept]
 
     def _unpacked(self, index: Index) -> Unpacked:
-        """Find what an index can be made of. In the thread."""
+        """
+        Find the existing index, the patches and the packed forms that an unpacked index can be made from.
+        Runs in the destination's thread.
+        """
         suite, target = index.suite, index.forms[0]
         base = suite.within(target.path)
         named = suite.release.files
@@ -366,7 +377,7 @@ class DebianArchive:
         have = None
         known = suite.before.files if suite.before is not None else {}
         if base in known:
-            # The existing release file describes the existing index, in whatever form.
+            # The existing release file describes the existing index, in whatever form that is kept.
             for ending in ("", *HELD):
                 form = known.get(base + ending)
                 if form is not None and self._destination.is_there(below(suite, form)):
@@ -385,13 +396,14 @@ class DebianArchive:
             index.held == "zstd",
         )
 
-    # The files in the indexes.
+    # The files that the indexes name.
 
     def _set_filters(
         self, indexes: Sequence[Index], apart: Sequence[Index], delete_excluded: bool
     ) -> FilterRecords:
         """
-        Filter indexes by the filters of this run and of earlier ones; return the records. In the thread.
+        Set the filters of indexes to those of this run and of earlier runs; return the records. Runs in the
+        destination's thread.
         """
         own = self._selection.filter
         known = read_records(self._destination)
@@ -429,7 +441,10 @@ class DebianArchive:
         matches: Matches | None = None,
         stays: bool = False,
     ) -> Iterator[ArchiveFile]:
-        """Yield the files that the indexes name and filters select; a file may be named several times."""
+        """
+        Yield the files that the indexes name and filters select; a file that is named several times is
+        yielded several times.
+        """
         count = 0
         own = OwnNames(
             {each.suite.directory: each.suite for each in indexes}.values(),
@@ -457,16 +472,17 @@ class DebianArchive:
         entries: Entries,
     ) -> None:
         """
-        Publish names by hash, indexes, release files; no previous file stays under those names. In the
-        thread.
+        Publish the names by hash, the indexes, and the release files. Previous indexes and release files that
+        are not replaced are removed. Runs in the destination's thread.
         """
         destination = self._destination
         destination.stage(own)
         forms = [form for index in indexes for form in index.forms]
         for index in indexes:
             self._link_by_hash(index, entries)
-        # A form that is not kept any more would not match the new release file, and one that was not kept
-        # would not match the previous one. If clients use names by hash, those suffice.
+        # A form of an index that is no longer kept would not match the new release file, so it is removed; a
+        # newly kept form would not match the previous release file, so it is published late. Clients that
+        # fetch by hash do not need these names.
         late = {
             form.path for form in forms if form.remote is not None and self._is_new(form, suites)
         }
@@ -484,7 +500,7 @@ class DebianArchive:
         destination.clear_staged()
 
     def _link_by_hash(self, index: Index, entries: Entries) -> None:
-        """Add the names by hash of an index: one for each hash in the release file, after checking it."""
+        """Add an index's names by hash: one for each hash in the release file that the index really has."""
         destination = self._destination
         for form in index.forms:
             if form.remote is None:
@@ -506,18 +522,21 @@ class DebianArchive:
                 destination.link(form.path, name)
 
     def _is_new(self, form: ArchiveFile, suites: Sequence[Suite]) -> bool:
-        """Return whether a form of an index is new, in a suite that had a release file."""
+        """
+        Return whether a form of an index does not exist yet, while clients of some suite fetch indexes by
+        hash.
+        """
         is_there = os.path.lexists(self._destination.where(form.path))
         return not is_there and any(map(_has_hashes, suites))
 
 
 def _unless_all(filters: Sequence[PackageFilter]) -> tuple[PackageFilter, ...] | None:
-    """Return filters; None if one of them selects all."""
+    """Return the filters; None if one of them selects everything."""
     return None if ALL in filters else tuple(filters)
 
 
 def _further(indexes: Sequence[Index], own: dict[str, bytes]) -> Iterator[ArchiveFile]:
-    """Yield the kept files that the indexes do not name."""
+    """Yield the kept files that no index names: the indexes themselves and the release files."""
     for index in indexes:
         yield from index.forms
     for path, data in own.items():
@@ -525,7 +544,7 @@ def _further(indexes: Sequence[Index], own: dict[str, bytes]) -> Iterator[Archiv
 
 
 def _all_own(suites: Iterable[Suite]) -> dict[str, bytes]:
-    """Return the release files of suites, by path."""
+    """Return the contents of all suites' release files by path."""
     return {path: data for suite in suites for path, data in own_files(suite).items()}
 
 
@@ -541,19 +560,22 @@ def _checked_name(name: str, check: Callable[[str], T]) -> T:
 
 
 def _before(suite: Suite) -> list[str]:
-    """Return the paths of forms of packages and sources by the previous release file."""
+    """Return the paths of all forms of package and source indexes that the previous release file names."""
     before = suite.before.files if suite.before is not None else ()
     paths = [suite.place(path) for path in before if names_packages(path)]
     return [*paths, *(path + debian_index_update.ENDING for path in paths)]
 
 
 def _has_hashes(suite: Suite) -> bool:
-    """Return whether clients of both the previous and the new release file fetch by hash first."""
+    """Return whether both the previous and the new release file let clients fetch indexes by hash."""
     return suite.before is not None and suite.before.by_hash and suite.release.by_hash
 
 
 def _names_by_hash(suites: Sequence[Suite], indexes: Sequence[Index]) -> Iterator[str]:
-    """Yield the current and previous names by hash: a client with the previous release file uses those."""
+    """
+    Yield the names by hash of the current and of the previous indexes, which clients with the previous
+    release file still use.
+    """
     kept = {form.path for index in indexes for form in index.forms}
     for index in indexes:
         for form in index.forms:
@@ -570,7 +592,7 @@ def names_by_hash(
     destination: Destination, entries: Iterable[ArchiveFile]
 ) -> Iterator[tuple[str, str]]:
     """
-    Yield each index's path, and its name by hash, of suites that have such names; see ``Destination.link``.
+    Yield pairs of an index's path and its name by hash, for suites with such names; see ``Destination.link``.
 
     Args:
         entries: the files of an archive, all present or staged.
@@ -586,7 +608,7 @@ def names_by_hash(
             release = read_release(
                 unsigned_part(data or b""), own.path, ignore_entry, ignores_dates=True
             )
-        except BadEntry:  # next to an index there may be a ``Release`` that describes it
+        except BadEntry:  # another kind of ``Release``, which describes the index next to it
             continue
         suite = Suite(directory, release, {}, None)
         for each in entries if release.by_hash else ():

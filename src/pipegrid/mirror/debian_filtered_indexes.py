@@ -1,12 +1,12 @@
 """
-Rebuilt indexes of a Debian archive: they name only the fetched files, and are signed here.
+Rebuilding of the indexes of a Debian archive: the new ones name only the fetched files, and are signed here.
 
-The archive's staged indexes are read. For each a new one is written, in the forms that the release file
-names, with the paragraphs whose files exist and that the filters of any run select. The release file keeps
-its fields and dates, and names the new indexes and the other kept files. The archive's own indexes are kept
-in ``UPSTREAM``, so that the next run does not fetch them again.
+The archive's staged indexes are read. For each one, a new index is written in the forms that the release file
+names. It contains the paragraphs whose files exist and that the filters of any run select. The release file
+keeps its fields and dates, and names the new indexes and the other kept files. The archive's own indexes are
+kept in ``UPSTREAM``, so that the next run does not fetch them again.
 
-Synchronous, for the thread that has the destination.
+All functions are synchronous, for the destination's thread.
 """
 
 from __future__ import annotations
@@ -33,25 +33,30 @@ from pipegrid.mirror.package_filter import ALL
 from pipegrid.mirror.signatures import GpgKey
 
 UPSTREAM = f"{HIDDEN}/upstream"
-"""Where the archive's own indexes are kept."""
+"""The directory in which the archive's own indexes are kept."""
 
 RECORD = "reindexed"
-"""Which release files the indexes were rebuilt from, below ``HIDDEN``."""
+"""In ``HIDDEN``: the record of the release files that the indexes were rebuilt from."""
 
 MAX_RECORD_BYTES = 1 << 20
 _FIELDS = {"sha256": "SHA256", "sha512": "SHA512"}
 _DROPPED = frozenset(("md5sum", "sha1", "sha256", "sha384", "sha512", "signed-by"))
-"""Hashes of indexes that are not published; and the keys that the archive says it is signed by."""
+"""
+The fields of the archive's release file that a new one does not repeat: hashes of the archive's indexes, and
+the keys that sign the archive.
+"""
 
 
 def prepare(
     destination: Destination, indexes: Sequence[Index], apart: Sequence[Index]
 ) -> list[Index]:
     """
-    Stage the indexes in ``UPSTREAM`` that are about to be fetched; one form of each suffices.
+    Stage those kept indexes in ``UPSTREAM`` that would be fetched otherwise; of each index, one form
+    suffices.
 
     Returns:
-        those of other runs, as they are rebuilt: without patches, which would be for other indexes.
+        the indexes of other runs in the packed form; lists of patches are left out, since they do not apply
+            to rebuilt indexes.
     """
     others = []
     for index in apart:
@@ -75,10 +80,10 @@ def rebuilt(
     key: GpgKey,
 ) -> list[Suite]:
     """
-    Stage new indexes instead of the archive's; returns the suites with their new release files.
+    Stage new indexes instead of the archive's; return the suites with their new release files.
 
     Args:
-        indexes: of all the suites; each is replaced by the new one.
+        indexes: all indexes of the suites; each is changed to describe the new one.
 
     Raises:
         MirrorError, SigningFailed: the disk is full, or gpg made no signature.
@@ -91,7 +96,7 @@ def rebuilt(
         for number, index in enumerate(indexes)
         if index.kind
     }
-    # All have been read, so new ones may replace them.
+    # All of the archive's indexes have been read, so the new ones may replace them.
     upstream = {index.forms[0].path for index in indexes if index.kind}
     keep_aside(destination, upstream, *(suite.place("") for suite in suites))
     for outputs in made.values():
@@ -108,7 +113,7 @@ def keep_aside(destination: Destination, paths: Collection[str], *above: str) ->
     Move staged indexes of the archive to ``UPSTREAM``, for the next run.
 
     Args:
-        above: prefixes of paths; other indexes that were kept below them are removed.
+        above: directories of suites; other indexes in ``UPSTREAM`` below these are removed.
     """
     for path in paths:
         destination.move(f"{STAGED}/{path}", f"{UPSTREAM}/{path}")
@@ -119,7 +124,7 @@ def keep_aside(destination: Destination, paths: Collection[str], *above: str) ->
 
 
 def take_back(destination: Destination, paths: Iterable[str]) -> None:
-    """Stage the indexes that ``UPSTREAM`` has."""
+    """Stage those of the indexes that are in ``UPSTREAM``."""
     for path in paths:
         destination.move(f"{UPSTREAM}/{path}", f"{STAGED}/{path}")
 
@@ -140,7 +145,7 @@ def _written(
     own: OwnNames,
     algorithms: Sequence[str],
 ) -> list[PackedIndex]:
-    """Write the forms of one new index to ``incoming``."""
+    """Write the forms of one new index to ``incoming``, and return them."""
     base = base_of(index.path)
     named = index.suite.release.files
     endings = [each for each in READ if index.suite.within(base) + each in named]
@@ -160,7 +165,7 @@ def _written(
 
 
 def _paragraphs(destination: Destination, index: Index, own: OwnNames) -> Iterator[bytes]:
-    """Yield the paragraphs of an index that are wanted, and whose files all exist."""
+    """Yield the paragraphs of an index that the filters select and whose files all exist."""
     for entry in selected_by(destination, index, index.stays or (ALL,)):
         if entry.is_whole and all(
             own.refusal(each, index.path) is None and destination.is_there(each)
@@ -187,7 +192,9 @@ def _signed(
     algorithms: Sequence[str],
     key: GpgKey,
 ) -> Suite:
-    """Return a suite with a signed release file of the kept files; and update its indexes."""
+    """
+    Return a suite with a new, signed release file that names the kept files; update the suite's indexes.
+    """
     mine = [(number, each) for number, each in enumerate(indexes) if each.suite is suite]
     lines: list[_Line] = []
     for number, index in mine:
@@ -213,7 +220,7 @@ def _signed(
 
 
 def _release_text(suite: Suite, lines: Sequence[_Line], algorithms: Sequence[str]) -> bytes:
-    """Return the fields of a release file, and these lines instead of its list of files."""
+    """Return the archive's release file with ``lines`` in place of its list of files."""
     kept: list[str] = []
     is_kept = False
     content = upstream_text(suite).decode("utf-8", "surrogateescape")
@@ -237,7 +244,7 @@ def _release_text(suite: Suite, lines: Sequence[_Line], algorithms: Sequence[str
 def _signatures(
     destination: Destination, suite: Suite, text: bytes, key: GpgKey
 ) -> dict[str, bytes]:
-    """Return release files with signatures; existing ones if they are right."""
+    """Return the release file and its signatures; existing signatures are reused if they are valid."""
     inline = destination.read(suite.place("InRelease"), MAX_RELEASE_BYTES)
     detached = destination.read(suite.place("Release.gpg"), MAX_RELEASE_BYTES)
     if inline is None or not key.has_signed_inline(text, inline):
@@ -248,22 +255,20 @@ def _signatures(
 
 
 def upstream_text(suite: Suite) -> bytes:
-    """Return the content of the archive's release file."""
+    """Return the content of the archive's release file without a signature."""
     return unsigned_part(suite.files.get("InRelease") or suite.files["Release"])
 
 
-# The record of their origin.
+# The record of the release files that the indexes were rebuilt from.
 
 
 def record_of(suites: Iterable[Suite]) -> dict[str, str]:
-    """
-    Return the record of which release files the indexes are rebuilt from: the hash of each, by directory.
-    """
+    """Return the hash of each suite's release file by the suite's directory."""
     return {suite.directory: sha256(upstream_text(suite)).hexdigest() for suite in suites}
 
 
 def read_record(destination: Destination) -> dict[str, str]:
-    """Return the record of the last rebuilt indexes."""
+    """Return the record of the last run that rebuilt indexes; empty if there is none."""
     data = destination.read(f"{HIDDEN}/{RECORD}", MAX_RECORD_BYTES) or b""
     lines = data.decode("utf-8", "replace").splitlines()
     return {path: digest for digest, _, path in (line.partition(" ") for line in lines)}
@@ -271,10 +276,10 @@ def read_record(destination: Destination) -> dict[str, str]:
 
 def write_record(destination: Destination, new: Mapping[str, str]) -> None:
     """
-    Record the release files that the indexes were made of.
+    Add the release files that the indexes were rebuilt from to the record.
 
     Raises:
-        MirrorError: it cannot be written.
+        MirrorError: the record cannot be written.
     """
     known = read_record(destination)
     record = {**known, **new}

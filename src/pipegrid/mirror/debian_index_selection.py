@@ -1,4 +1,7 @@
-"""The selection from a Debian archive: which indexes of its suites, in which forms, and their content."""
+"""
+Selection from a Debian archive: which indexes of its suites are kept, in which forms, and which of their
+entries.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ from pipegrid.mirror.package_filter import (
 )
 
 HELD = (".xz", ".gz")
-"""The forms in which an index is kept, where the archive has them; the first is the one that is read."""
+"""The packed forms in which an index is kept, if the archive has them; the first form that exists is read."""
 
 
 READ = (*HELD, ".zst", ".bz2", "")
@@ -56,13 +59,13 @@ class Selection(NamedTuple):
             nor architectures.
         components: such as ``main``; empty: all in the release file.
         architectures: of binary packages, such as ``amd64``.
-        with_sources: also sources.
-        with_patches: also the patches of the indexes, for clients.
-        also: patterns of further files in the release file, such as ``main/i18n/Translation-en.*``; no
-            indexes of packages, and lists of patches only ``with_patches``.
-        indexes: in which form indexes are kept: as the archive packs them; or unpacked, or compressed here,
-            which patches bring up to date.
-        filter: which packages of the indexes are wanted; sources, too, if it has ``sources``.
+        with_sources: also mirror sources.
+        with_patches: also mirror the patches of the indexes, for clients.
+        also: patterns of further files in the release file, such as ``main/i18n/Translation-en.*``. Indexes
+            of packages are never included, lists of patches only ``with_patches``.
+        indexes: the form in which indexes are kept: packed as in the archive; or unpacked, or compressed
+            here. Patches can bring only the last two up to date.
+        filter: which packages of the indexes are wanted; also which sources, if it has ``sources``.
     """
 
     suites: tuple[str, ...]
@@ -80,14 +83,14 @@ class Index:
     An index that is kept.
 
     Attributes:
-        kind: how it is read; "": it is not.
+        kind: the kind of its entries; "": it is not read.
         forms: the kept files; the first is the one that is read.
         size: unpacked, in bytes; None if unknown.
-        fallbacks: forms of which one suffices if mirrors have none of ``forms``, the best first.
-        held: in which form it is kept.
-        filters: an entry is wanted if any of these selects it; None: all are.
-        stays: like ``filters``, for entries that are not removed.
-        ``beside``: of an index of sources, those of the packages that are built from them.
+        fallbacks: if mirrors have none of ``forms``, one of these suffices; the best first.
+        held: the form in which the index is kept.
+        filters: an entry is wanted if any of these selects it; None: all entries are wanted.
+        stays: the file of an entry is not removed if any of these selects the entry; None: all files stay.
+        beside: for an index of sources, the suite's indexes of packages.
     """
 
     def __init__(
@@ -117,8 +120,8 @@ class Index:
 
 def below(suite: Suite, file: ArchiveFile) -> ArchiveFile:
     """
-    Return a file of the release file with its path in the archive; by hash, as apt requests it, if
-    possible.
+    Return a file that the release file names, with its path in the archive; it is fetched by hash if
+    possible, as by apt.
     """
     path = suite.place(file.path)
     names = hashed_names(suite, suite.release, path)
@@ -130,8 +133,8 @@ def hashed_names(suite: Suite, release: Release | None, path: str) -> list[str]:
     Return the names of an index by hash: one for each hash in the release file, the strongest last.
 
     Args:
-        release: the current or the previous one, which may differ.
-        path: in the archive.
+        release: the suite's current or previous release file.
+        path: of the index, in the archive.
     """
     inner = suite.within(path)
     if release is None or not release.by_hash or inner not in release.files:
@@ -142,14 +145,14 @@ def hashed_names(suite: Suite, release: Release | None, path: str) -> list[str]:
 
 def indexes_of(suite: Suite, selection: Selection, absent: list[str]) -> Iterator[Index]:
     """
-    Yield the kept indexes, each once.
+    Yield the indexes to keep, each once.
 
     Args:
         absent: gets a sentence for each wanted item that the release file does not name.
 
     Raises:
         MirrorError: an index cannot be kept in the wanted form.
-        BadEntry: the stated size of one is larger than any index.
+        BadEntry: the stated size of an index is too large.
     """
     release = suite.release
     seen: set[str] = set()
@@ -178,10 +181,11 @@ def check_selected(suites: Sequence[Suite], selection: Selection) -> None:
     """
     Check that each named component and architecture has an index in at least one suite.
 
-    Combinations of them may lack one, as ``main/debian-installer`` has no sources.
+    Some combinations may have no index: ``main/debian-installer`` has no sources.
 
     Raises:
-        MirrorError: one has none at all, perhaps because of a typing error; or nothing was selected.
+        MirrorError: a component or architecture has no index at all, perhaps because of a typing error; or
+            nothing was selected.
     """
     named: set[str] = set()
     absent: dict[str, tuple[Suite, str]] = {}
@@ -206,7 +210,7 @@ def check_selected(suites: Sequence[Suite], selection: Selection) -> None:
 
 
 def further_index(suite: Suite, file: ArchiveFile) -> Index:
-    """Return a file of the release file that is not an index of packages or sources."""
+    """Return the ``Index`` for a file of the release file that is not an index of packages or sources."""
     if file.path.endswith(_PATCHES):
         return Index(suite, "patches", [file], MAX_RELEASE_BYTES)
     return Index(suite, "", [file])
@@ -216,9 +220,10 @@ def _chosen(
     suite: Suite, selection: Selection
 ) -> Iterator[tuple[Literal["packages", "sources"], str]]:
     """
-    Yield the wanted indexes, unpacked, by path below the suite; the release file may lack some.
+    Yield the kind and the unpacked path, below the suite, of each wanted index; the release file may lack
+    some of them.
 
-    A flat suite must have packages or sources.
+    For a flat suite, at least one index is yielded, so that a missing one is noticed.
     """
     release = suite.release
     with_sources = selection.with_sources or selection.filter.sources
@@ -233,7 +238,7 @@ def _chosen(
         component = _place_of_component(release, given)
         for name in selection.architectures:
             yield "packages", f"{component}/binary-{name}/Packages"
-        # apt requests it in addition to the index of its own architecture.
+        # apt requests this index in addition to the index of its own architecture.
         apart = f"{component}/binary-all/Packages"
         if selection.architectures and release.all_apart and _is_named(release, apart):
             yield "packages", apart
@@ -243,8 +248,8 @@ def _chosen(
 
 def _place_of_component(release: Release, component: str) -> str:
     """
-    Return the directory of a component's indexes: Debian's security archive says ``updates/main``, and has
-    ``main``.
+    Return the directory of a component's indexes: Debian's security archive names the component
+    ``updates/main``, but the directory ``main``.
     """
     short = component.rpartition("/")[2]
     if short != component:
@@ -265,13 +270,13 @@ def names_packages(path: str) -> bool:
 
 
 def base_of(path: str) -> str:
-    """Return the path of an index without its compression's ending."""
+    """Return the path of an index without the ending of its compression."""
     above, slash, name = path.rpartition("/")
     return f"{above}{slash}{name.partition('.')[0]}"
 
 
 def _check_also(release: Release, selection: Selection) -> None:
-    """Raise MirrorError if an index of packages is wanted without the packages."""
+    """Raise MirrorError if a pattern of ``also`` matches only indexes of packages or sources."""
     for pattern in selection.also:
         matched = [path for path in release.files if fnmatchcase(path, pattern)]
         if matched and all(map(names_packages, matched)):
@@ -285,7 +290,7 @@ def _is_wanted_also(path: str, release: Release, selection: Selection) -> bool:
     # Published indexes must not name missing files.
     if names_packages(path) or (path.endswith(_PATCHES) and not selection.with_patches):
         return False
-    # Release files of archives also name the unpacked forms, which do not exist.
+    # Release files also name unpacked forms, which archives do not have.
     if any(path + ending in release.files for ending in READ if ending):
         return False
     return any(fnmatchcase(path, pattern) for pattern in selection.also)
@@ -299,14 +304,14 @@ def index_of(
     endings_here: Sequence[str] = HELD,
 ) -> Index:
     """
-    Return an index that the release file names.
+    Return the ``Index`` for an index of packages or sources that the release file names.
 
     Args:
-        endings_here: which packed forms are kept, if it has them.
+        endings_here: which packed forms are kept, if the archive has them.
 
     Raises:
-        MirrorError: it cannot be kept in the wanted form.
-        BadEntry: its stated size is larger than any index.
+        MirrorError: the index cannot be kept in the wanted form.
+        BadEntry: the stated size of the index is too large.
     """
     named = suite.release.files
     endings = [ending for ending in READ if base + ending in named]
@@ -344,15 +349,15 @@ def named_by(
     stays: bool = False,
 ) -> Iterator[ArchiveFile]:
     """
-    Yield the entries of a staged index that its filters select.
+    Yield the files of the entries of a staged index that its filters select.
 
     Args:
-        skip: is called with the reason for each unusable entry; None: these are ignored.
+        skip: called with the reason for each unusable entry; None: unusable entries are ignored.
         matches: records what the filters of this run have matched.
-        stays: use its ``stays`` instead of its ``filters``.
+        stays: use the index's ``stays`` instead of its ``filters``.
 
     Raises:
-        BadEntry: it cannot be read, or is too long.
+        BadEntry: the index cannot be read, or is too long.
     """
     if not index.kind:
         return
@@ -379,10 +384,11 @@ def selected_by(
     matches: Matches | None = None,
 ) -> Iterator[DescribedEntry]:
     """
-    Yield the packages or sources of a staged index that any of some filters selects; else as ``named_by``.
+    Yield the packages or sources of a staged index that any of ``filters`` selects. ``skip`` and ``matches``
+    are the same as for ``named_by``.
 
     Raises:
-        BadEntry: as ``named_by``.
+        BadEntry: as for ``named_by``.
     """
     blocks = index_blocks(destination.staged_path(index.path), index.path, index.size)
     entries = described(blocks, index.kind, index.path, skip or ignore_entry)
@@ -392,7 +398,7 @@ def selected_by(
     if index.kind == "sources":
         for each in filters:
             if each.sources and not index.beside:
-                filters = (ALL,)  # the packages that they are built from are unknown
+                filters = (ALL,)  # without indexes of packages, all sources are kept
                 break
             for packages_index in index.beside if each.sources else ():
                 found = selected_by(destination, packages_index, (each,))
@@ -409,4 +415,4 @@ def selected_by(
 
 
 def ignore_entry(_: BadEntry) -> None:
-    """Do nothing: another pass has reported the entry."""
+    """Do nothing: the entry is reported when the index is read another time."""

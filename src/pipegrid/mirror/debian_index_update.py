@@ -1,4 +1,6 @@
-"""Debian indexes: which are fetched, staged, patched and decompressed."""
+"""
+How indexes of a Debian archive are obtained: which are fetched, staged, patched, compressed and decompressed.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from pipegrid.mirror.pdiff import MAX_PATCHES, apply_patches
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Staging indexes as the archive has them, where no client sees them.
+# Staging indexes in the archive's own forms, where no client sees them.
 
 
 class Obtained(NamedTuple):
@@ -34,8 +36,8 @@ class Obtained(NamedTuple):
     The outcome of a request for indexes.
 
     Attributes:
-        size_bytes: fetched.
-        lacking: the reason for each index that no mirror gave, by path.
+        size_bytes: how much was fetched.
+        lacking: why no mirror gave an index, by the path of each such index.
     """
 
     size_bytes: int
@@ -44,8 +46,7 @@ class Obtained(NamedTuple):
 
 class ArchiveMirror(Protocol):
     """
-    The part of a mirror that an archive uses: ``mirror_api.Mirror``, or ``BlockingMirror`` without a
-    reactor.
+    The part of a mirror that an archive uses: ``mirror_api.Mirror``, or ``BlockingMirror`` without a reactor.
 
     Attributes:
         destination: the directory that files are stored in.
@@ -64,15 +65,18 @@ class ArchiveMirror(Protocol):
     def fetch_small(
         self, number: int, asked: Sequence[tuple[str, int]], /
     ) -> Awaitable[SmallResponses]:
-        """Fetch files whose hash is not known from one mirror, by path, each with its limit in bytes."""
+        """
+        Fetch files with unknown hashes from one mirror; ``asked`` has the path and the limit in bytes of
+        each.
+        """
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
-        """Call a function in the thread of the destination."""
+        """Call a function in the destination's thread."""
 
     def sync(
         self, files: Iterable[MirrorEntry], *, staged: bool = False, always: bool = False
     ) -> Awaitable[Report]:
-        """Fetch what is not present; see ``Mirror.sync``."""
+        """Fetch the files that do not exist yet; see ``Mirror.sync``."""
 
 
 async def first_trusted(
@@ -82,15 +86,16 @@ async def first_trusted(
     skip: Skip,
 ) -> T:
     """
-    Return what the first mirror has that has a trusted one.
+    Return what ``ask`` returns for the first mirror for which it raises no error.
 
     Args:
-        what: it is, for errors.
-        ask: asks a mirror, by number and URL; it is also given a ``Skip``.
-        skip: is called with the reason for each entry of it that is unusable.
+        what: what is asked for, for errors.
+        ask: called with a mirror's number and URL, and with a ``Skip``; raises MirrorError or BadEntry if the
+            mirror has nothing that can be trusted.
+        skip: called with the reason for each unusable entry in what is returned.
 
     Raises:
-        MirrorError: no mirror has one.
+        MirrorError: ``ask`` failed for every mirror.
     """
     reasons: list[str] = []
     for number, url in enumerate(mirror.urls):
@@ -112,8 +117,8 @@ async def stage_indexes(
     """
     Fetch files and stage them.
 
-    They are fetched by hash if the release file allows it, with their paths as a second attempt: incomplete
-    mirrors may not have them by hash.
+    Files are fetched by hash if the release file allows it. Files that no mirror has by hash are fetched by
+    path, since incomplete mirrors may lack the names by hash.
     """
     if not files:
         return Obtained(0, {})
@@ -139,16 +144,16 @@ def _lacking(
     }
 
 
-# Indexes that are compressed here.
+# Indexes that are made and compressed here.
 
 XZ_PRESET = 3
-"""A quarter of the memory of the default, for indexes that are a twentieth larger."""
+"""Compared with the default, this takes a quarter of the memory, and indexes are a twentieth larger."""
 
 ZSTD_LEVEL = 6
 
 
 class _Plain:
-    """A compressor that does not compress."""
+    """Has the interface of a compressor, but does not compress."""
 
     def compress(self, data: bytes) -> bytes:
         return data
@@ -177,13 +182,13 @@ class PackedIndex:
     One form of a new index.
 
     Args:
-        path: without the ending.
+        path: of the index, without an ending.
         ending: decides the compression.
-        name: in ``incoming``; None: only its hashes are wanted.
-        algorithms: of its hashes.
+        name: in ``incoming``; None: nothing is written, since only the hashes are wanted.
+        algorithms: of the wanted hashes.
 
     Attributes:
-        size: of the written bytes, compressed.
+        size: of the compressed bytes that were written.
     """
 
     def __init__(
@@ -205,7 +210,7 @@ class PackedIndex:
             self._fd = destination.open_own(name)
 
     def write(self, data: bytes) -> None:
-        """Write bytes of the index, which may stay in the compressor until ``finish``."""
+        """Compress and write bytes of the index; the compressor may keep some until ``finish``."""
         self._add(self._packer.compress(data))
 
     def finish(self, destination: Destination) -> None:
@@ -231,18 +236,18 @@ class PackedIndex:
         self.size += len(data)
 
     def digests(self) -> Iterator[tuple[str, bytes]]:
-        """Yield each hash of the written bytes, after its algorithm."""
+        """Yield pairs of an algorithm and the hash of the written bytes."""
         for algorithm, hasher in self._hashers.items():
             yield algorithm, hasher.digest()
 
     @property
     def file(self) -> ArchiveFile:
-        """The written file, by its first hash."""
+        """The path, size and first hash of the written file."""
         algorithm, digest = next(self.digests())
         return ArchiveFile(self.path, self.size, algorithm, digest)
 
     def stage(self, destination: Destination) -> None:
-        """Stage it, unless the existing file is the same."""
+        """Stage the written file, unless the existing one has the same content."""
         if self.name is None:
             return
         destination.delete(f"{STAGED}/{self.path}")
@@ -255,9 +260,9 @@ class PackedIndex:
 
 # Indexes that are kept compressed by zstandard: a fifth of the space, and fast to read and to patch.
 #
-# No release file has the hashes of these bytes. So when one is made of a verified index, the hash of the
-# index is recorded, with the hash of the compressed file, in the mirror's ``HIDDEN``. Without a record, or
-# if the file has changed, the index is made again.
+# No release file has the hashes of the compressed bytes. So when a verified index is compressed, the hashes
+# of the index and of the compressed file are recorded in the mirror's ``HIDDEN``. Without a record, or if the
+# compressed file has changed, the index is obtained again.
 
 ENDING = ".zst"
 NOTES = f"{HIDDEN}/compressed"
@@ -271,7 +276,7 @@ def find(destination: Destination, index: ArchiveFile, staged: bool = True) -> A
     Return the compressed file of an index, if it exists and is right; else None.
 
     Args:
-        staged: it may also be staged; another one that is staged there is removed.
+        staged: the file may also be staged; a staged file with other content is removed.
     """
     for line in _notes(destination):
         match = _NOTE.fullmatch(line)
@@ -284,7 +289,7 @@ def find(destination: Destination, index: ArchiveFile, staged: bool = True) -> A
 
 
 def is_noted(destination: Destination, path: str) -> bool:
-    """Return whether an index of that path was compressed here."""
+    """Return whether an index with this path was compressed here."""
     return any(line.endswith(f" {path}") for line in _notes(destination))
 
 
@@ -295,7 +300,7 @@ def _notes(destination: Destination) -> list[str]:
 
 def compress(destination: Destination, index: ArchiveFile) -> ArchiveFile:
     """
-    Compress a staged index, and stage the result instead.
+    Compress a staged index, and stage the result in its place.
 
     Raises:
         MirrorError: the disk is full.
@@ -312,7 +317,10 @@ def compress(destination: Destination, index: ArchiveFile) -> ArchiveFile:
 
 
 def _note(destination: Destination, index: ArchiveFile, kept: ArchiveFile) -> None:
-    """Keep two lines for each index: that of the published one counts until the next one is published."""
+    """
+    Record a compressed index. The line of its previous version is kept, since that version stays published
+    until the new one is.
+    """
     lines = _notes(destination)
     others = [line for line in lines if not line.endswith(f" {index.path}")]
     last = [line for line in lines if line.endswith(f" {index.path}")][-1:]
@@ -328,17 +336,18 @@ def _note(destination: Destination, index: ArchiveFile, kept: ArchiveFile) -> No
     os.replace(path + ".new", path)
 
 
-# Staged indexes: as the archive packs them, or unpacked, brought up to date by patches.
+# Staged indexes: as the archive packs them, or unpacked and brought up to date by patches.
 #
-# **Why two forms.** A release file has the hash of each packed form, and compressing again gives other
-# bytes. So packed indexes must be fetched packed, and patches save nothing. The release file also has the
-# hash of the unpacked index: if that is kept, patches suffice; they apply to the published index, so no
-# other copy is needed. The same index compressed here takes less space, for programs that read it; no
-# release file names it, so apt does not.
+# **Why two forms.** A release file has the hash of each packed form, and compressing an index again gives
+# other bytes. So packed indexes must be fetched packed, and patches save nothing. The release file also has
+# the hash of the unpacked index: if that form is kept, patches suffice; they apply to the published index, so
+# no other copy is needed. An index compressed here takes less space, for programs that read it; no release
+# file names this form, so apt does not use it.
 #
-# **Verification.** Each patch is verified by its hash before it is decompressed, and the result by the hash
-# in the release file, which proves index, patches, and their order. If there is no chain of patches, if it
-# has more bytes than the packed index, or if anything is wrong, the packed index is fetched.
+# **Verification.** Each patch is verified by its hash before it is decompressed. The result is verified by
+# the hash in the release file, which proves the index, the patches, and their order. If there is no chain of
+# patches, if the patches have more bytes than the packed index, or if anything is wrong, the packed index is
+# fetched.
 
 
 class Unpacked(NamedTuple):
@@ -347,10 +356,10 @@ class Unpacked(NamedTuple):
 
     Attributes:
         target: the unpacked file.
-        packed: the forms in which it can be fetched, the best first.
-        patches: the ``Index`` of its patches, if it has any.
-        have: where an older one is, below the destination, and the unpacked file in it.
-        compressed: whether it is kept compressed.
+        packed: the forms in which the index can be fetched, the best first.
+        patches: the ``Index`` file that lists the index's patches; None if there is none.
+        have: the path of an older version in the destination, and its unpacked file; None if there is none.
+        compressed: whether the index is kept compressed.
     """
 
     target: ArchiveFile
@@ -364,7 +373,7 @@ _BY_HASH = {"sha256": "SHA256", "sha512": "SHA512"}
 
 
 def by_hash(path: str, algorithm: str, digest: bytes) -> str | None:
-    """Return the path of an index by this hash, in archives that have such paths."""
+    """Return the name by hash of an index; None for an algorithm without such names."""
     kind = _BY_HASH.get(algorithm)
     return None if kind is None else join(dirname(path), "by-hash", kind, digest.hex())
 
@@ -379,11 +388,11 @@ async def update(
         patches_are_kept: whether the patches are published too; each is published as soon as it arrives.
 
     Returns:
-        How many bytes were fetched, of patches, their lists, and packed indexes; and how many indexes
-        patches brought up to date.
+        How many bytes of patches, lists of patches, and packed indexes were fetched; and how many indexes
+            were brought up to date by patches.
 
     Raises:
-        MirrorError: one cannot be fetched in any form.
+        MirrorError: an index cannot be fetched in any form.
     """
     missing = await mirror.run(_missing, mirror, wants)
     able = [want for want in missing if _may_pay(want)]
@@ -419,7 +428,8 @@ def _missing(mirror: ArchiveMirror, wants: Sequence[Unpacked]) -> list[Unpacked]
 
 def kept_as(mirror: ArchiveMirror, want: Unpacked) -> ArchiveFile | None:
     """
-    Return the file that an index is kept as, staged or published; None if it does not exist. In the thread.
+    Return the file that an index is kept as, staged or published; None if it does not exist. Runs in the
+    destination's thread.
     """
     destination = mirror.destination
     if want.compressed:
@@ -437,7 +447,7 @@ def _full_bytes(want: Unpacked) -> int:
 
 
 def _may_pay(want: Unpacked) -> bool:
-    """Return whether the list of patches may be worth fetching."""
+    """Return whether it may be worth fetching the list of an index's patches."""
     patches = want.patches
     if want.have is None or patches is None or patches.size is None:
         return False
@@ -447,7 +457,7 @@ def _may_pay(want: Unpacked) -> bool:
 def _choose(
     mirror: ArchiveMirror, wants: Sequence[Unpacked]
 ) -> list[tuple[Unpacked, tuple[PatchStep, ...]]]:
-    """Return the indexes that can be patched, with their patches. In the thread."""
+    """Return the indexes that can be patched, with their patches. Runs in the destination's thread."""
     chosen = []
     for want in wants:
         assert want.patches is not None
@@ -470,7 +480,7 @@ def _choose(
 
 
 def _apply(mirror: ArchiveMirror, want: Unpacked, chain: Sequence[PatchStep]) -> bool:
-    """Patch one index; returns whether the result is right. In the thread."""
+    """Patch one index; return whether the result is right. Runs in the destination's thread."""
     assert want.have is not None
     destination = mirror.destination
     index = f"{destination.path}/{want.have[0]}"
@@ -488,7 +498,10 @@ def _apply(mirror: ArchiveMirror, want: Unpacked, chain: Sequence[PatchStep]) ->
 
 
 def _unpack(mirror: ArchiveMirror, want: Unpacked, form: ArchiveFile) -> None:
-    """Decompress the fetched form, unless it is the unpacked index itself. In the thread."""
+    """
+    Decompress a fetched form of an index, unless it is the unpacked index itself. Runs in the destination's
+    thread.
+    """
     if form.path != want.target.path:
         packed = mirror.destination.staged_path(form.path)
         mirror.destination.make(

@@ -1,5 +1,5 @@
 """
-What Debian's release files, ``Packages``, ``Sources`` and lists of patches say, for a mirror. Pure.
+Parsers of Debian's release files, ``Packages``, ``Sources`` and lists of patches. Without input or output.
 
 Source: the repository format of Debian's wiki.
 """
@@ -32,25 +32,29 @@ from pipegrid.mirror.package_filter import MAX_VERSION_CHARS, Description
 # The format of Debian's control files: paragraphs of fields. Source: Debian policy, chapter 5.
 
 MAX_PARAGRAPH_BYTES = 8 << 20
-"""The longest paragraph of an index: a package's files in Sources, or its provides, take some kilobytes."""
+"""
+The maximum length of a paragraph. In real indexes, the files of a source or the provides of a package take
+some kilobytes.
+"""
 
 
 def paragraphs(
     blocks: Iterable[bytes], fields: frozenset[str], name: str, usual: frozenset[str] = frozenset()
 ) -> Iterator[dict[str, str]]:
     """
-    Yield the paragraphs of a control file, with the fields in ``fields``.
+    Yield the requested fields of each paragraph of a control file.
 
-    As in apt: names of fields in any case; the last of repeated fields counts; lines may also end in a
+    As in apt: names of fields may be in any case; the last of repeated fields counts; lines may also end in a
     carriage return.
 
     Args:
-        blocks: its bytes, in pieces of any size.
+        blocks: the bytes of the file, in pieces of any size.
         name: of the file, for errors.
-        usual: a paragraph with these fields, written as here, is not examined further; that is faster.
+        usual: if a paragraph has these fields, with their names in the same case, it is not searched for
+            other spellings; that is faster.
 
     Yields:
-        each paragraph's fields by name; empty without any of them.
+        each paragraph's fields by name; an empty mapping if it has none of them.
 
     Raises:
         BadEntry: a paragraph is longer than ``MAX_PARAGRAPH_BYTES``.
@@ -61,10 +65,10 @@ def paragraphs(
 
 def raw_paragraphs(blocks: Iterable[bytes], name: str) -> Iterator[bytes]:
     """
-    Yield the bytes of each paragraph of a control file, without the blank lines between them.
+    Yield the bytes of each paragraph of a control file, without the blank lines between paragraphs.
 
     Raises:
-        BadEntry: as ``paragraphs``.
+        BadEntry: as for ``paragraphs``.
     """
     rest = b""
     for block in blocks:
@@ -100,12 +104,12 @@ def parse_paragraph(data: bytes, fields: frozenset[str], usual: frozenset[str]) 
 
 def _value(data: bytes, start: int) -> str:
     end = data.find(b"\n", start)
-    while end >= 0 and data[end + 1 : end + 2] in (b" ", b"\t"):  # some have many lines
+    while end >= 0 and data[end + 1 : end + 2] in (b" ", b"\t"):  # some fields have many lines
         end = data.find(b"\n", end + 1)
     value = data[start : end if end >= 0 else len(data)]
     try:
         text = value.decode("utf-8")
-    except UnicodeDecodeError:  # old maintainers' names; the requested fields are ASCII
+    except UnicodeDecodeError:  # names of maintainers in old encodings; requested fields are ASCII
         text = value.decode("latin-1")
     first, newline, more = text.partition("\n")
     if not newline:
@@ -117,19 +121,23 @@ def _value(data: bytes, start: int) -> str:
 
 @lru_cache(maxsize=8)
 def _marks(fields: frozenset[str]) -> tuple[tuple[str, bytes], ...]:
-    """Return the beginnings of lines with these fields, and the ends of the lines before them."""
+    """
+    Return pairs of a field's name and the bytes at the beginning of its line, including the line end before.
+    """
     return tuple((field, b"\n%s:" % field.encode("ascii")) for field in sorted(fields))
 
 
 @lru_cache(maxsize=8)
 def _any_case(fields: frozenset[str]) -> re.Pattern[bytes]:
-    """Return a pattern for the beginnings of these fields, in any case, with spaces before the colon."""
+    """
+    Return a pattern for the beginnings of lines with these fields, in any case, with spaces before the colon.
+    """
     names = "|".join(map(re.escape, sorted(fields)))
     return re.compile(rf"\n({names})[ \t]*:".encode("ascii"), re.IGNORECASE)
 
 
 def lines_of_text(text: str) -> Iterator[str]:
-    """Yield the lines of a field that are not blank, one after the other, without keeping all."""
+    """Yield the lines of a field that are not blank, without making a list of all lines."""
     start = 0
     while start < len(text):
         end = text.find("\n", start)
@@ -141,18 +149,23 @@ def lines_of_text(text: str) -> Iterator[str]:
 
 
 MAX_RELEASE_BYTES = MAX_PARAGRAPH_BYTES
-"""A release file is one paragraph; those of large archives have a quarter of a megabyte."""
+"""
+The maximum size of a release file, which is one paragraph; those of large archives have a quarter of a
+megabyte.
+"""
 
 
 MAX_RELEASE_FILES = 200_000
 """
-Of one release file; sid's has 4000. Eight megabytes could name a million, which would take half a gigabyte
-of memory.
+The maximum number of files in one release file; sid's has 4000. Eight megabytes could name a million files,
+which would take half a gigabyte of memory.
 """
 
 
 MAX_ALTERNATIVES = 8
-"""How many alternatives one path may have, in a release file with several values of one hash."""
+"""
+How many alternatives one path may have in a release file that gives several values of one hash for the path.
+"""
 
 
 _SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
@@ -164,7 +177,7 @@ _SIZE = re.compile(r"[0-9]{1,15}")
 _USUAL_DATE = re.compile(
     r"[A-Z][a-z]{2}, ([0-9]{1,2}) ([A-Z][a-z]{2}) ([0-9]{4}) ([0-9]{2}:[0-9]{2}:[0-9]{2}) (?:UTC|GMT|\+0000)"
 )
-"""The date format of archives; other formats are those of mails."""
+"""The date format of nearly all archives; ``_other_date`` reads the rest."""
 
 
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
@@ -179,17 +192,17 @@ Digests = tuple[tuple[str, bytes], ...]
 
 class Release(NamedTuple):
     """
-    A release file.
+    The content of a release file.
 
     Attributes:
-        components: as listed; if there is no list, those with indexes.
-        files: the indexes, by path below the release file; the best hash of each.
-        by_hash: whether they can also be fetched by their hashes.
+        components: as listed; if there is no list, the components that have indexes.
+        files: the indexes by path relative to the release file, each with its best hash.
+        by_hash: whether the indexes can also be fetched by their hashes.
         date, valid_until: with their time zones.
-        all_apart: whether packages for all architectures are in an index ``all`` instead of in that of
-            each.
-        digests: all hashes of files with more than one.
-        others: the alternatives of files with several values of one hash.
+        all_apart: whether packages for all architectures have their own index ``all`` instead of being listed
+            in the index of each architecture.
+        digests: all hashes of those files that have more than one.
+        others: the alternatives of files for which the release file gives several values of one hash.
     """
 
     components: tuple[str, ...]
@@ -203,7 +216,7 @@ class Release(NamedTuple):
     others: Mapping[str, tuple[ArchiveFile, ...]] = MappingProxyType({})
 
     def digests_of(self, path: str) -> Digests:
-        """Return all hashes of a named file."""
+        """Return all hashes of a file that the release file names."""
         file = self.files[path]
         return self.digests.get(path) or ((file.algorithm, file.digest),)
 
@@ -235,11 +248,11 @@ def read_release(
     Parse a release file, without its signature.
 
     Args:
-        skip: is called with the reason for each unusable line; None: such a line is an error.
+        skip: called with the reason for each unusable line; None: an unusable line is an error.
         ignores_dates: leave out an invalid date.
 
     Raises:
-        BadEntry: it is not a release file, names refused files, or has only weak hashes.
+        BadEntry: the text is not a release file, names refused files, or has only weak hashes.
     """
     found = next(paragraphs([data], _RELEASE_FIELDS, name), None)
     if found is None or not found.keys() & _HASH_FIELDS.keys():
@@ -276,7 +289,9 @@ def _words(text: str) -> list[str]:
 
 
 def _components_of(files: Iterable[str]) -> tuple[str, ...]:
-    """Return the components with indexes, as apt does for a release file without a list of them."""
+    """
+    Return the components that have indexes, as apt does for a release file without a list of components.
+    """
     found: dict[str, None] = {}
     for path in files:
         match = _COMPONENT.fullmatch(path) if len(path) <= MAX_PATH_BYTES else None
@@ -286,7 +301,7 @@ def _components_of(files: Iterable[str]) -> tuple[str, ...]:
 
 
 class _NamedFiles:
-    """Collects the files in the lines of a release file."""
+    """Collects the files in the lines of a release file, which lists each file once for each algorithm."""
 
     def __init__(self, name: str, skip: Skip) -> None:
         self._name = name
@@ -295,7 +310,7 @@ class _NamedFiles:
         self._again: list[tuple[str, ArchiveFile | BadEntry]] = []
 
     def add(self, line: str, algorithm: str) -> None:
-        """Add a line, with that hash."""
+        """Add a line of the list with hashes of this algorithm."""
         parts = line.split(None, 3)
         if len(parts) != 3 or _SIZE.fullmatch(parts[1]) is None:
             self._skip(
@@ -328,7 +343,7 @@ class _NamedFiles:
         digests: dict[str, Digests] = {}
         for path, (size, hashes) in self._found.items():
             strong = {each: hashes[each] for each in DIGEST_BYTES if each in hashes}
-            # Names with a leading dot come from scripts that list all files; apt finds no index by them.
+            # Paths with a leading ``./`` come from scripts that list all files; apt finds no index by them.
             if not strong or path.startswith("./"):
                 continue
             file = wanted_or_why(path, size, strong)
@@ -435,10 +450,10 @@ _USUAL_PACKAGE = frozenset(("Filename", "Size", "SHA256"))
 
 def packages(blocks: Iterable[bytes], name: str, skip: Skip | None = None) -> Iterator[ArchiveFile]:
     """
-    Yield the packages in a ``Packages`` file.
+    Yield the files that a ``Packages`` file names.
 
     Args:
-        skip: is called with the reason for each unusable package; None: such a package is an error.
+        skip: called with the reason for each unusable package; None: an unusable package is an error.
 
     Raises:
         BadEntry: a path, size or hash is refused.
@@ -449,7 +464,7 @@ def packages(blocks: Iterable[bytes], name: str, skip: Skip | None = None) -> It
 
 
 def _package_named(found: Mapping[str, str], name: str, skip: Skip) -> Iterable[ArchiveFile]:
-    """Return the file of one package; nothing if it is unusable."""
+    """Return the file of one package; empty if the entry is unusable."""
     try:
         return (_package(found, name),)
     except BadEntry as error:
@@ -484,10 +499,10 @@ _USUAL_SOURCE = frozenset(("Directory", "Checksums-Sha256"))
 
 def sources(blocks: Iterable[bytes], name: str, skip: Skip | None = None) -> Iterator[ArchiveFile]:
     """
-    Yield the files in a ``Sources`` file.
+    Yield the files that a ``Sources`` file names.
 
     Args:
-        skip: is called with the reason for each unusable file; None: such a file is an error.
+        skip: called with the reason for each unusable file; None: an unusable file is an error.
 
     Raises:
         BadEntry: a path, size or hash is refused.
@@ -546,9 +561,9 @@ class DescribedEntry(NamedTuple):
     A package or source in an index.
 
     Attributes:
-        files: a package's one, or those of a source.
+        files: the one file of a package, or all files of a source.
         text: the bytes of the paragraph.
-        is_whole: whether it has files, and all of them are usable.
+        is_whole: whether the entry has files, and all of them are usable.
     """
 
     about: Description
@@ -561,14 +576,14 @@ def described(
     blocks: Iterable[bytes], kind: str, name: str, skip: Skip
 ) -> Iterator[tuple[Description, DescribedEntry]]:
     """
-    Yield the entries of an index, with their descriptions.
+    Yield pairs of a description and an entry for each entry of an index.
 
     Args:
         kind: ``packages`` or ``sources``.
-        skip: is called with the reason for each unusable entry.
+        skip: called with the reason for each unusable entry.
 
     Raises:
-        BadEntry: as ``paragraphs``.
+        BadEntry: as for ``paragraphs``.
     """
     is_package = kind == "packages"
     fields = _DESCRIBING | (_PACKAGE_FIELDS if is_package else _SOURCE_FIELDS)
@@ -606,7 +621,7 @@ class PatchStep(NamedTuple):
     One patch of an index.
 
     Attributes:
-        before: SHA-256 of the version that it applies to.
+        before: SHA-256 of the version that the patch applies to.
         packed: the compressed patch, which is fetched; None if its hash is unknown.
     """
 
@@ -616,12 +631,13 @@ class PatchStep(NamedTuple):
 
 class PatchIndex(NamedTuple):
     """
-    The ``Index`` of patches of one index.
+    The content of an ``Index`` file, which lists the patches of one index.
 
     Attributes:
-        current: SHA-256 of the newest version.
-        steps: oldest first.
-        merged: whether each step leads to the newest version, instead of to that of the next step.
+        current: SHA-256 of the newest version of the index.
+        steps: the patches, oldest first.
+        merged: whether each patch leads to the newest version, instead of to the version that the next patch
+            applies to.
     """
 
     current: bytes
@@ -629,7 +645,9 @@ class PatchIndex(NamedTuple):
     merged: bool = False
 
     def chain(self, have: bytes) -> tuple[PatchStep, ...] | None:
-        """Return the patches from a version on, oldest first; None for an unknown version."""
+        """
+        Return the patches that lead from a version to the newest, oldest first; None for an unknown version.
+        """
         if have == self.current:
             return ()
         for number in reversed(range(len(self.steps))):
@@ -645,13 +663,13 @@ _PATCH_FIELDS = frozenset(
 
 def read_patch_index(data: bytes, directory: str, name: str) -> PatchIndex:
     """
-    Parse the ``Index`` file of patches.
+    Parse the ``Index`` file that lists patches.
 
     Args:
-        directory: which the file and the patches are in.
+        directory: the directory of the file and of the patches.
 
     Raises:
-        BadEntry: it is not such a file.
+        BadEntry: the text is not such a file.
     """
     found = next(paragraphs([data], _PATCH_FIELDS, name), None)
     if found is None or "SHA256-Current" not in found or "SHA256-History" not in found:
@@ -681,7 +699,7 @@ def _rows(text: str, name: str) -> list[list[str]]:
 
 
 def _digest_of(row: list[str], name: str) -> bytes:
-    """Return the hash in a row of hash and size."""
+    """Return the hash in a line with a hash and a size."""
     if len(row) < 2 or _SHA256.fullmatch(row[0]) is None or _SIZE.fullmatch(row[1]) is None:
         raise BadEntry(f"{name} has a line that is not hash and size")
     return bytes.fromhex(row[0])

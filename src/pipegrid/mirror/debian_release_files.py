@@ -1,4 +1,7 @@
-"""Suites of a Debian archive: their release files, found on a mirror and verified, and their own names."""
+"""
+The suites of a Debian archive: release files are found on a mirror and verified; and the names that are
+reserved for release files and indexes.
+"""
 
 from __future__ import annotations
 
@@ -34,24 +37,26 @@ from pipegrid.mirror.signatures import (
 
 # The suites of a Debian archive: release files are fetched from a mirror, and trusted if they are signed.
 #
-# A suite whose name ends in a slash is flat: its release file and its indexes are in one directory, with
-# the suite's name, and it has no components. The paths in them are relative to the archive, as for any
+# A suite whose name ends in a slash is flat: its release file and its indexes are in one directory that has
+# the suite's name, and it has no components. The paths in its indexes are relative to the archive, as for any
 # suite.
 
 MAX_AHEAD = timedelta(hours=1)
 """
-How far an archive's clock may be ahead of ours. apt accepts ten seconds, but reads a minute later what it
-refuses now. If this clock were slower, expired files could not be recognised.
+How far an archive's clock may be ahead of ours. apt accepts ten seconds; it can retry a minute later, but a
+run of the mirror would fail. If our clock is much slower than the archive's, expired files cannot be
+recognised, so the limit is small.
 """
 
 
 class Suite(NamedTuple):
     """
-    One suite as one mirror has it, and as it was here: release files by name, and their content.
+    One suite as one mirror has it: its release files by name, with their content; and its existing release in
+    the destination.
 
     Attributes:
-        directory: below the archive; "": the archive itself.
-        is_flat: it has no components.
+        directory: relative to the archive; "": the archive itself.
+        is_flat: the suite has no components.
     """
 
     directory: str
@@ -65,17 +70,17 @@ class Suite(NamedTuple):
         return self.directory or "./"
 
     def place(self, path: str) -> str:
-        """Return the path in the archive for a path in its release file."""
+        """Return the path in the archive for a path in the suite's release file."""
         return f"{self.directory}/{path}" if self.directory else path
 
     def within(self, path: str) -> str:
-        """Return the path in its release file for a path in the archive."""
+        """Return the path in the suite's release file for a path in the archive."""
         return path.removeprefix(f"{self.directory}/") if self.directory else path
 
 
 def canonical(suite: str) -> str:
     """
-    Return the canonical name of a suite; a flat one may have several names, as in apt's list of sources.
+    Return the canonical name of a suite; a flat suite may have several names, as in apt's list of sources.
 
     Raises:
         BadEntry: the name is invalid.
@@ -90,36 +95,38 @@ def canonical(suite: str) -> str:
 
 
 def _directory_of(suite: str) -> str:
-    """Return where the release file of a suite is, by its canonical name."""
+    """Return the directory of a suite's release file, by the suite's canonical name."""
     if suite.endswith("/"):
         return suite.rstrip("/") if suite != "./" else ""
     return f"dists/{suite}"
 
 
 OWN = ("Release", "Release.gpg", "InRelease")
-"""Release files, in the order of their publication."""
+"""The names of release files, in the order of their publication."""
 
 
 _PACKAGE = re.compile(r".+\.(?:[udt]?deb|dsc|tar|tar\.[a-z0-9]+|diff\.gz|asc)")
-"""Names that a package or a part of a source can have, but no index or release file."""
+"""Matches names that a package or a part of a source can have, but no index and no release file."""
 
 _INDEX = re.compile(
     r"(?:.*/)?(?:(?:in)?release(?:\.gpg)?|(?:packages|sources)(?:\.(?:xz|gz|zst|bz2|diff/.*))?|by-hash/.*)"
 )
-"""Names that outside of ``dists`` belong to a flat suite, perhaps to one that another run keeps."""
+"""Matches names that, outside of ``dists``, belong to a flat suite, perhaps to one that another run keeps."""
 
 
 def in_order(paths: Iterable[str]) -> list[str]:
-    """Return paths in the order in which they may be removed: indexes and release files before packages."""
+    """
+    Return paths in the order in which their files may be removed: indexes and release files before packages.
+    """
     return sorted(paths, key=lambda path: not _may_name_packages(casefold_path(path)))
 
 
 def remove_in_order(destination: Destination, paths: Iterable[str]) -> None:
     """
-    Remove files of an archive, each as ``Destination.delete`` does.
+    Remove files of an archive, indexes first, with ``Destination.delete``.
 
     Raises:
-        MirrorError: one cannot be removed; the following ones still exist.
+        MirrorError: a file cannot be removed; the files after it still exist.
     """
     for path in in_order(paths):
         destination.delete(path)
@@ -133,12 +140,13 @@ def _may_name_packages(place: str) -> bool:
 
 class OwnNames:
     """
-    The names of release files and indexes, which no package may have; but packages may be in the same
-    directories.
+    The names of release files and indexes, which no package may have; packages may be in the same
+    directories, however.
 
     Args:
-        suites: of one run; others may be in the same archive.
-        kept: which of their files it keeps. The release file of a flat suite may name packages as well.
+        suites: the suites of one run; the archive may have others.
+        kept: the indexes that the run keeps. The release file of a flat suite may name packages as well, so
+            not all names in it are reserved.
     """
 
     def __init__(self, suites: Iterable[Suite], kept: Iterable[ArchiveFile]) -> None:
@@ -148,7 +156,7 @@ class OwnNames:
         self._kept = {casefold_path(each.path): each for each in kept}
 
     def refusal(self, file: ArchiveFile, index: str) -> BadEntry | None:
-        """Return why a package may not have the path that ``index`` gives; None if it may."""
+        """Return why a package may not have the path that ``index`` gives; None if the path is allowed."""
         path = file.path
         if path.startswith("pool/") and path.endswith(".deb"):  # the usual case
             return None
@@ -175,7 +183,7 @@ def own_files(suite: Suite) -> dict[str, bytes]:
 def _check_not_older(
     before: Release | None, release: Release, name: str, ignores_dates: bool
 ) -> None:
-    """Refuse a release older than the existing one: the mirror is outdated, or hides something."""
+    """Refuse a release that is older than the existing one: the mirror is outdated, or hides an update."""
     if before is None or before.date is None:
         return
     if release.date is None:
@@ -205,7 +213,7 @@ def _check_dates(release: Release, now: datetime, name: str) -> None:
 
 
 def _says_the_same(plain: bytes, content: bytes) -> bool:
-    """Return whether a text is the signed one, except for spaces at ends of lines."""
+    """Return whether a text is the signed text, except for spaces at ends of lines."""
     if plain == content:
         return True
     lines = zip_longest(BytesIO(plain.strip()), BytesIO(content.strip()), fillvalue=b"")
@@ -213,7 +221,7 @@ def _says_the_same(plain: bytes, content: bytes) -> bool:
 
 
 def unsigned_part(data: bytes) -> bytes:
-    """Return the text of a signed file, without checking the signature."""
+    """Return the text of a signed file, without its signature, which is not checked."""
     if not data.startswith(MESSAGE):
         return data
     parts = signed_parts(data)
@@ -228,7 +236,7 @@ class Suites:
     Finds suites on mirrors.
 
     Args:
-        now: for the dates of release files.
+        now: the time with which dates of release files are compared.
         ignores_dates: as for ``DebianArchive``.
     """
 
@@ -247,13 +255,13 @@ class Suites:
 
     async def find(self, suite: str, skip: Skip) -> Suite:
         """
-        Return a suite from the first mirror with a trusted one.
+        Return a suite from the first mirror with a trusted release file of it.
 
         Args:
-            skip: is called with the reason for each unusable line of its release file.
+            skip: called with the reason for each unusable line of the release file.
 
         Raises:
-            MirrorError: no mirror has one.
+            MirrorError: no mirror has a trusted release file of the suite.
         """
         what = f"a release file of {quoted(suite)}"
         return await first_trusted(self._mirror, what, partial(self._ask, suite), skip)
@@ -285,9 +293,11 @@ class Suites:
         self, found: dict[str, bytes], prefix: str, url: str
     ) -> tuple[bytes, dict[str, bytes], str]:
         """
-        Return the signed text, its files, and the name of the file that was read. In the thread.
+        Check the signatures; return the signed text, the trusted files, and the name of the file with the
+        text. Runs in the destination's thread.
 
-        A mirror may change between two requests: a file with another text is left out.
+        A mirror may change between two requests: ``Release`` is left out if its text differs from that of
+        ``InRelease``.
         """
         keys = self._keys
         inline, plain = found.get("InRelease"), found.get("Release")
@@ -325,7 +335,10 @@ class Suites:
         check_signature(plain, signature, self._keys.keyrings, name, self._mirror.is_stopped)
 
     def _before(self, prefix: str) -> Release | None:
-        """Return the content of the existing release file. In the thread."""
+        """
+        Return the content of the existing release file; None if there is none. Runs in the destination's
+        thread.
+        """
         for own in ("InRelease", "Release"):
             data = self._destination.read(prefix + own, MAX_RELEASE_BYTES)
             if data is not None:

@@ -1,4 +1,4 @@
-"""Decompression of indexes (gzip, xz, zstd, bzip2) within a bound of bytes and memory."""
+"""Decompression of indexes (gzip, xz, zstd, bzip2) with limits of size and memory."""
 
 from __future__ import annotations
 
@@ -19,21 +19,24 @@ from pipegrid.mirror.archive_file import BadEntry
 CHUNK_BYTES = 1 << 20
 MAX_XZ_MEMORY_BYTES = 128 << 20
 MAX_ZSTD_WINDOW_BYTES = 128 << 20
-_RUN = 1  # a kind of block: one byte and a number of repetitions
+_RUN = 1  # a block that is one byte and a number of repetitions
 _HAS_CHECKSUM = 4
-_LEAST_BYTES = 8  # the shortest frame
+_LEAST_BYTES = 8  # length of the shortest frame
 
 
 class PatchError(PipegridError):
-    """A patch is damaged, or not for this index; the text says which and where. The full index is needed."""
+    """
+    A patch is damaged, or made for another index; the text says which patch and where. The full index must be
+    fetched.
+    """
 
 
 def unpacked(path: str) -> Iterator[bytes]:
     """
-    Yield the bytes of a file in pieces, decompressed if it is compressed (gzip, xz, bzip2, zstandard).
+    Yield the content of a file in pieces; a compressed file (gzip, xz, bzip2, zstandard) is decompressed.
 
     Raises:
-        PatchError: it is damaged or incomplete.
+        PatchError: the file is damaged or incomplete.
     """
     with open(path, "rb", buffering=0) as file, _reading(path):
         parts = _parts(file, path)
@@ -46,7 +49,7 @@ def unpacked(path: str) -> Iterator[bytes]:
 
 class Unpacking:
     """
-    Like ``unpacked``, but reads into memory of the caller.
+    Like ``unpacked``, but fills memory that the caller provides.
 
     Raises:
         OSError: the file cannot be opened.
@@ -60,11 +63,12 @@ class Unpacking:
 
     def read_into(self, page: bytearray) -> int:
         """
-        Fill a page of ``CHUNK_BYTES``, at least in part; returns how many bytes, 0 at the end.
+        Fill a page of ``CHUNK_BYTES`` at least in part; return the number of bytes, which is 0 only at the
+        end.
 
         Raises:
             PatchError: the file is damaged or incomplete.
-            OSError: it cannot be read; the error has its name.
+            OSError: the file cannot be read; the error contains the file's name.
         """
         if self._parts is None:
             with _reading(self._path):
@@ -79,7 +83,7 @@ class Unpacking:
 
 @contextmanager
 def _reading(path: str) -> Iterator[None]:
-    """Add the file's name to its read errors, to tell them from errors of other files."""
+    """Add the file's name to read errors, so that they differ from errors of other files."""
     try:
         yield
     except OSError as error:
@@ -90,11 +94,13 @@ def _reading(path: str) -> Iterator[None]:
 
 def _parts(file: FileIO, path: str) -> Iterator[bytes] | None:
     """
-    Return the decompressed pieces of a file; None if it is not compressed, and then it is at its beginning.
+    Return the decompressed pieces of a file; None if the file is not compressed. It is read from its
+    beginning.
     """
     head = file.read(6) or b""
     file.seek(0)
-    if head[:4] == b"\x28\xb5\x2f\xfd" or _is_skippable(head):  # pzstd begins with such a frame
+    # Files of pzstd begin with a skippable frame.
+    if head[:4] == b"\x28\xb5\x2f\xfd" or _is_skippable(head):
         return _unpacked_zstandard(file, path)
     kind = _kind(head)
     return None if kind is None else _unpacked(file, path, kind)
@@ -102,10 +108,10 @@ def _parts(file: FileIO, path: str) -> Iterator[bytes] | None:
 
 def _unpacked(file: FileIO, path: str, kind: Callable[[], Any]) -> Iterator[bytes]:
     """
-    Yield the content of one compressed file or several in sequence, which gzip, xz and bzip2 treat as one.
+    Yield the content of a file that consists of one or several compressed files, which are treated as one.
 
-    Programs that compress with several processors, such as pbzip2, make such files. Zeros may be between
-    and after them.
+    Programs that compress with several processors, such as pbzip2, make such files. Zeros may be between the
+    parts and after them.
     """
     unpacker, between, rest = kind(), False, b""
     try:
@@ -134,7 +140,7 @@ def _unpacked(file: FileIO, path: str, kind: Callable[[], Any]) -> Iterator[byte
 def _unpacked_zstandard(file: FileIO, path: str) -> Iterator[bytes]:
     import zstandard
 
-    # Its objects decompress all input at once, without a limit; its reader has one.
+    # zstandard's decompressor objects decompress all input at once, without a limit; its reader has a limit.
     unpacker = zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW_BYTES)
     reader = unpacker.stream_reader(file, read_across_frames=True)
     try:
@@ -142,13 +148,13 @@ def _unpacked_zstandard(file: FileIO, path: str) -> Iterator[bytes]:
             yield data
     except zstandard.ZstdError as error:
         raise PatchError(f"{path} is damaged: {error}") from error
-    if not _ends_whole(file):  # which its reader does not check
+    if not _ends_whole(file):  # zstandard's reader does not check this
         raise PatchError(f"{path} is incomplete")
 
 
 def _ends_whole(file: FileIO) -> bool:
     """
-    Return whether the last frame of a zstandard file is complete.
+    Return whether the last frame of a zstandard file is complete, and nothing follows it.
 
     Source: RFC 8878, 3.1.
     """
@@ -180,7 +186,7 @@ def _is_skippable(head: bytes) -> bool:
 
 
 def _header_bytes(head: bytes) -> int:
-    """Return the length of a frame's header, with its magic number."""
+    """Return the length of a frame's header, including its magic number."""
     flags = head[4]
     is_single = flags >> 5 & 1
     content = (is_single, 2, 4, 8)[flags >> 6]
@@ -188,7 +194,7 @@ def _header_bytes(head: bytes) -> int:
 
 
 class _Gzip:
-    """zlib's decompressor with the interface of the others."""
+    """zlib's decompressor with the interface of the decompressors of ``bz2`` and ``lzma``."""
 
     def __init__(self) -> None:
         self._zlib = zlib.decompressobj(31)
@@ -209,7 +215,10 @@ class _Gzip:
 
 
 def _kind(head: bytes) -> Callable[[], Any] | None:
-    """Return a factory of decompressors for a file that begins so; None if it is not compressed."""
+    """
+    Return a factory of decompressors for a file that begins with ``head``; None if the file is not
+    compressed.
+    """
     if head[:2] == b"\x1f\x8b":
         return _Gzip
     if head[:6] == b"\xfd7zXZ\0":
@@ -219,10 +228,10 @@ def _kind(head: bytes) -> Callable[[], Any] | None:
     return None
 
 
-# The size limit of an index, of a Debian archive or an RPM repository, and its content.
+# The content of an index of a Debian archive or an RPM repository, and the limit of its size.
 
 MAX_INDEX_BYTES = 4 << 30
-"""Packed or unpacked; the largest known has a quarter of a gigabyte."""
+"""The maximum size of an index, packed or unpacked; the largest known has a quarter of a gigabyte."""
 
 
 def check_index_bytes(name: str, size: int) -> None:
@@ -230,7 +239,7 @@ def check_index_bytes(name: str, size: int) -> None:
     Check the stated size of an index.
 
     Raises:
-        BadEntry: no index is that large.
+        BadEntry: the size is larger than that of any index.
     """
     if size > MAX_INDEX_BYTES:
         raise BadEntry(f"{name} has a size of {size} bytes, which no index has")
@@ -238,7 +247,7 @@ def check_index_bytes(name: str, size: int) -> None:
 
 def index_blocks(path: str, name: str, size: int | None) -> Iterator[bytes]:
     """
-    Yield the content of an index, decompressed, up to its size.
+    Yield the content of an index, decompressed.
 
     Args:
         path: of the file.
@@ -246,7 +255,7 @@ def index_blocks(path: str, name: str, size: int | None) -> Iterator[bytes]:
         size: unpacked, in bytes; None if unknown.
 
     Raises:
-        BadEntry: it has more, or cannot be read.
+        BadEntry: the index has more than ``size`` bytes, or cannot be read.
     """
     most = MAX_INDEX_BYTES if size is None else size
     found = 0

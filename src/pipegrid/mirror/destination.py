@@ -1,4 +1,7 @@
-"""The directory that a mirror is written to: names, staging, atomic replacement; or one that is only read."""
+"""
+The directory that a mirror is written to: names, staging, and atomic replacement; also a variant that is only
+read.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ from pipegrid.mirror.stat_cache import QuickCheck, StatCache
 
 MAX_OPEN_DIRECTORIES = 256
 MAX_ABSENT = 4096
-"""How many missing directories are remembered; no other process makes them while the lock is held."""
+"""
+The maximum number of missing directories that are remembered; no other process makes directories while the
+lock is held.
+"""
 
 READ_BYTES = 1 << 20
 _LINKED = "link.new"
@@ -37,7 +43,10 @@ _OWN_NEW = "own.new"
 _NO_LINKS = frozenset(
     {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EINVAL}
 )
-"""Errors of file systems that support no hard links, or no more of them; a failing disk gives others."""
+"""
+Errors which mean that a file system supports no hard links, or no more of them; a failing disk gives other
+errors.
+"""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -54,8 +63,8 @@ class Directories:
         MirrorError: the root cannot be used.
 
     Attributes:
-        path: of the root, absolute.
-        root: its descriptor; -1 if it does not exist.
+        path: the absolute path of the root.
+        root: the root's descriptor; -1 if the root does not exist.
     """
 
     def __init__(self, path: str, make: bool = True) -> None:
@@ -81,13 +90,13 @@ class Directories:
             self.root = -1
 
     def forget(self, path: str) -> None:
-        """Close a directory that will be removed."""
+        """Close a directory's descriptor, since the directory will be removed."""
         fd = self._open.pop(path, None)
         if fd is not None:
             os.close(fd)
 
     def prune(self, path: str, stays: str) -> None:
-        """Remove an empty directory, and its parents that are empty then; except ``stays``."""
+        """Remove a directory if it is empty, and then each parent that has become empty; never ``stays``."""
         while path and path != stays:
             parent, name = self.place(path, make=False)
             if parent is None:
@@ -100,11 +109,14 @@ class Directories:
             path = os.path.dirname(path)
 
     def folds(self, name: str) -> bool:
-        """Return whether a name in the root also exists in the other case."""
+        """Return whether a name in the root is found with upper and lower case swapped, too."""
         return self.root >= 0 and is_same(name, self.root, name.swapcase(), self.root)
 
     def place(self, path: str, make: bool) -> tuple[int | None, str]:
-        """Return the descriptor of the directory that a path is in, as ``directory``, and its last part."""
+        """
+        Return the descriptor of the directory of a path, as from ``directory``, and the last part of the
+        path.
+        """
         above, _, name = path.rpartition("/")
         return self.directory(above, make), name
 
@@ -150,8 +162,8 @@ class Directories:
         Yield the paths of everything below a directory, including links and devices.
 
         Args:
-            without: this directory is left out, and so are other directories that contain one of its name,
-                which are other mirrors.
+            without: the path of a directory that is left out. Other directories that contain a directory of
+                this name are other mirrors, and are left out, too.
         """
         ahead = [below]
         while ahead:
@@ -178,11 +190,11 @@ class Directories:
         self._absent.add(path)
 
     def forget_absent(self) -> None:
-        """Forget which directories are absent: another process has made some."""
+        """Forget which directories are absent, since another process has made some."""
         self._absent.clear()
 
     def sync(self, paths: Iterable[str]) -> None:
-        """Sync new names before a removal that relies on them."""
+        """Sync the new names in these directories, before files are removed that they replace."""
         for path in paths:
             fd = self.directory(path, make=False)
             if fd is not None:
@@ -191,14 +203,14 @@ class Directories:
 
     def open_file(self, path: str, name: str) -> int | None:
         """
-        Open a file of any type for reading; returns its descriptor, None if it does not exist.
+        Open a file of any type for reading; return its descriptor, or None if it does not exist.
 
         Args:
             name: of the file, for errors.
 
         Raises:
-            BadEntry: it is a symbolic link, or its path leads through one.
-            MirrorError: it cannot be read.
+            BadEntry: the file is a symbolic link, or its path leads through one.
+            MirrorError: the file cannot be read.
         """
         directory, last = self.place(path, make=False)
         if directory is None:
@@ -213,14 +225,14 @@ class Directories:
             raise self.error(error, f"read {quoted(name)}") from error
 
     def in_the_way(self, path: str, what: str) -> BadEntry:
-        """Return the error for a path with something other than a directory or file in it."""
+        """Return the error for a path that something else occupies, such as a symbolic link."""
         return BadEntry(
             f"{quoted(path)} cannot be kept in {self.path}: {what} has its name; move that away"
         )
 
     def error(self, error: OSError | PipegridError, what: str) -> MirrorError:
         """Return the ``MirrorError`` for an error of the operating system, or of ``disk.durability``."""
-        if isinstance(error, MirrorError):  # it is one already
+        if isinstance(error, MirrorError):  # it has been converted already
             return error
         if isinstance(error, PipegridError):
             if not isinstance(error.__cause__, OSError):
@@ -233,7 +245,7 @@ class Directories:
 
     @contextmanager
     def reporting(self, what: str) -> Iterator[None]:
-        """Raise the ``error`` for an error of the operating system."""
+        """Raise ``MirrorError`` instead of an error of the operating system; see ``error``."""
         try:
             yield
         except OSError as error:
@@ -247,7 +259,10 @@ class Directories:
 
 
 def make_directory(parent: int, name: str, absent: bool = False) -> int:
-    """Open a directory in another one, by its descriptor; make it if it does not exist, or if ``absent``."""
+    """
+    Open a directory in a parent directory, and make it if it does not exist. ``absent``: it is known not to
+    exist.
+    """
     if not absent:
         with suppress(FileNotFoundError):
             return os.open(name, _DIRECTORY, dir_fd=parent)
@@ -257,7 +272,7 @@ def make_directory(parent: int, name: str, absent: bool = False) -> int:
 
 
 def exists(name: str, directory: int) -> bool:
-    """Return whether a regular file of this name is in a directory, by its descriptor."""
+    """Return whether a directory, given by its descriptor, contains a regular file of this name."""
     try:
         return stat.S_ISREG(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
     except FileNotFoundError:
@@ -265,7 +280,7 @@ def exists(name: str, directory: int) -> bool:
 
 
 def is_same(name: str, directory: int, other: str, other_directory: int) -> bool:
-    """Return whether two names are those of one file."""
+    """Return whether two names are names of the same file."""
     try:
         return os.path.samestat(
             os.stat(name, dir_fd=directory, follow_symlinks=False),
@@ -277,10 +292,11 @@ def is_same(name: str, directory: int, other: str, other_directory: int) -> bool
 
 def link_as(name: str, directory: int, other: str, other_directory: int, through: int) -> None:
     """
-    Add another name to a file, with a temporary name in a third directory; does nothing without hard links.
+    Add another name to a file atomically, with a temporary name in the directory ``through``. Does nothing
+    without hard links.
 
     Raises:
-        OSError: the disk failed, or something else has the name.
+        OSError: the disk failed, or something other than a file has the name.
     """
     if is_same(name, directory, other, other_directory):
         return
@@ -296,7 +312,7 @@ def link_as(name: str, directory: int, other: str, other_directory: int, through
 
 
 def hash_file(fd: int, algorithm: str) -> bytes:
-    """Return the hash of an open file, from its beginning."""
+    """Return the hash of the whole content of an open file."""
     from hashlib import new as new_hash  # OpenSSL takes three milliseconds to load
 
     hasher = new_hash(algorithm)
@@ -311,15 +327,17 @@ def hash_file(fd: int, algorithm: str) -> bytes:
 
 # The directory of a mirror: how files arrive and are published. Synchronous, for one thread.
 #
-# Unpublished files are in ``HIDDEN/incoming``, named by their hash, so that the next run continues after an
-# interrupted one. One process at a time has the lock.
+# Unpublished files are in ``HIDDEN/incoming``, named by their hash, so that the next run can resume an
+# interrupted one. Only one process at a time has the lock.
 
 STAGED = f"{HIDDEN}/staged"
 _NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class WrongResult(MirrorError):
-    """A file made here from patches or a packed file is not the one that the archive names."""
+    """
+    A file that was made here from patches or a packed file does not have the hash that the archive gives.
+    """
 
 
 class DestinationLocked(MirrorError):
@@ -328,16 +346,16 @@ class DestinationLocked(MirrorError):
 
 class Destination:
     """
-    One mirror's directory, made if it does not exist, and locked.
+    One mirror's directory, which is made if it does not exist, and locked.
 
-    Raises (also later):
-        MirrorError: it cannot be used, is full, or another process mirrors to it.
+    Raises (methods, too):
+        MirrorError: the directory cannot be used, the disk is full, or another process uses the mirror.
 
     Attributes:
-        manifest: path of the list of the last complete run.
-        unnoted_files: as in ``Report``; see ``unchanged``.
+        manifest: the path of the list of the last complete run.
+        unnoted_files: how many wrong files are still recorded as right, since the records cannot be changed.
         folds: whether the file system ignores case in names; see ``PathCollisions``.
-        serial_urls: of the mirrors that this run has found unable to pipeline; see ``Scheduler``.
+        serial_urls: URLs of the mirrors that this run has found unable to pipeline; see ``Scheduler``.
         changes: how many published names this process has added or removed.
     """
 
@@ -392,11 +410,13 @@ class Destination:
         self._verified.close()
 
     def forked(self) -> None:
-        """Adapt to a fork: this new process shares everything except the database."""
+        """
+        Adapt to a fork: this process is the child, and shares everything with its parent except the database.
+        """
         self._verified.forked()
 
     def has_changed(self) -> None:
-        """Adapt to directories that other processes have made."""
+        """Adapt to the fact that other processes have made directories."""
         self._directories.forget_absent()
 
     def where(self, path: str) -> str:
@@ -406,25 +426,25 @@ class Destination:
     # Existing files.
 
     def new_quick_check(self) -> QuickCheck:
-        """Return the quick check for lines of the manifest, by file status alone."""
+        """Return an object that checks lines of the manifest by file status alone."""
         return QuickCheck(self._directories.root, self._verified.seen.rows)
 
     def is_there(self, wanted: ArchiveFile, paranoid: bool = False, staged: bool = False) -> bool:
         """
-        Return whether the file exists and is right: as recorded, or by hashing it now.
+        Return whether the file exists and is right, according to the records, or by hashing it now.
 
         Args:
-            paranoid: hash it even if it is recorded as right.
-            staged: it may also be staged.
+            paranoid: hash the file even if it is recorded as right.
+            staged: the file may also be staged; a wrong staged file is removed.
 
         Raises:
-            BadEntry: its path leads through a symbolic link, or something else has its name.
+            BadEntry: the path leads through a symbolic link, or something other than a file has the name.
         """
         if staged:
             path = f"{STAGED}/{wanted.path}"
             if self._is_at(path, wanted, paranoid):
                 return True
-            # A file of an interrupted run, which must not pass for the new one.
+            # The staged file is from an interrupted run, and must not be mistaken for the new one.
             self._remove(path)
         return self._is_at(wanted.path, wanted, paranoid)
 
@@ -452,7 +472,7 @@ class Destination:
                     self.unnoted_files += 1
                 return False
             if not (paranoid and self._verified.is_known(fd, wanted, status)):
-                self.note(fd, wanted)  # only once: the note, too, changes the file's status
+                self.note(fd, wanted)  # not again: the record changes the file's status
             return True
         except OSError as error:
             raise self.error(error, f"read {quoted(wanted.path)}") from error
@@ -466,7 +486,7 @@ class Destination:
     # Received files.
 
     def open_incoming(self, wanted: ArchiveFile) -> tuple[int, str]:
-        """Make a file to receive into; returns its descriptor and its name in ``incoming``."""
+        """Make a file for received bytes; return its descriptor and its name in ``incoming``."""
         self._count += 1
         name = f"{wanted.digest.hex()}.{self._count}"
         try:
@@ -475,24 +495,24 @@ class Destination:
             return self.open_incoming(wanted)
 
     def open_own(self, name: str) -> int:
-        """Make a file of the mirror's own in ``incoming``; returns its descriptor."""
+        """Make a file of the mirror's own in ``incoming``; return its descriptor."""
         return os.open(name, _NEW_FILE, 0o644, dir_fd=self._incoming)
 
     def discard(self, name: str) -> None:
-        """Remove an incomplete or wrong file."""
+        """Remove an incomplete or wrong file from ``incoming``."""
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._incoming)
 
     def publish(self, name: str, path: str, staged: bool = False) -> str:
         """
-        Move a received file to its final name; returns the directory that has changed.
+        Move a received file to its final name; return the directory that has changed.
 
         Args:
-            staged: move it below ``STAGED`` instead, where clients do not see it, until ``release``.
+            staged: move the file below ``STAGED`` instead, where clients do not see it until ``release``.
 
         Raises:
-            BadEntry: its path leads through a symbolic link, or a directory has its name.
-            OSError: it could not be renamed.
+            BadEntry: the path leads through a symbolic link, or a directory has the name.
+            OSError: the file could not be renamed.
         """
         if staged:
             path = f"{STAGED}/{path}"
@@ -507,10 +527,10 @@ class Destination:
 
     def release(self, paths: Iterable[str]) -> None:
         """
-        Move staged files to their final names, in this order; skip those that are not staged.
+        Move staged files to their final names, in the order of ``paths``; skip paths that are not staged.
 
         Raises:
-            BadEntry, MirrorError: as ``publish``.
+            BadEntry, MirrorError: as for ``publish``.
         """
         changed: dict[str, None] = {}
         for path in paths:
@@ -532,10 +552,10 @@ class Destination:
 
     def move(self, path: str, other: str) -> None:
         """
-        Rename an unpublished file; does nothing if it does not exist.
+        Rename an unpublished file; do nothing if the file does not exist.
 
         Raises:
-            MirrorError: it cannot be renamed.
+            MirrorError: the file cannot be renamed.
         """
         old, name = self._directories.place(path, make=False)
         if old is None or not exists(name, old):
@@ -546,12 +566,12 @@ class Destination:
 
     def link(self, path: str, other: str) -> None:
         """
-        Add another published name to a staged or existing file; for names that are hashes.
+        Add another published name, such as a hash, to a staged or existing file.
 
         Does nothing on a file system without hard links.
 
         Raises:
-            BadEntry, MirrorError: as ``publish``.
+            BadEntry, MirrorError: as for ``publish``.
         """
         for where in (f"{STAGED}/{path}", path):
             old, name = self._directories.place(where, make=False)
@@ -565,14 +585,14 @@ class Destination:
             return
 
     def is_linked(self, path: str, other: str) -> bool:
-        """Return whether a staged or existing file already has that other name."""
+        """Return whether a staged or existing file already has ``other`` as its second name."""
         try:
             return os.path.samefile(self.staged_path(path), self.where(other))
         except OSError:
             return False
 
     def has_hash(self, path: str, algorithm: str, digest: bytes) -> bool:
-        """Return whether a staged or existing file has this hash as well."""
+        """Return whether a staged or existing file has this hash."""
         for where in (f"{STAGED}/{path}", path):
             fd = self._directories.open_file(where, path)
             if fd is not None:
@@ -585,7 +605,7 @@ class Destination:
         return False
 
     def clear_staged(self) -> None:
-        """Remove staged files that were not released."""
+        """Remove all staged files; those that were released are not staged any more."""
         for path in sorted(self.others(frozenset(), STAGED), reverse=True):
             self.delete(path)
 
@@ -593,11 +613,12 @@ class Destination:
         self, fd: int, name: str, wanted: ArchiveFile, staged: bool, sha256: bytes | None = None
     ) -> bool:
         """
-        Give an open file of ``incoming`` its final name, durably, if it is right; returns whether it is.
+        Give an open file of ``incoming`` its final name, durably, if its content is right; return whether it
+        is.
 
         Args:
             staged: as for ``publish``.
-            sha256: its hash if known.
+            sha256: the SHA-256 of the content if known.
         """
         if wanted.size not in (None, os.fstat(fd).st_size):
             return False
@@ -611,14 +632,14 @@ class Destination:
 
     def make(self, wanted: ArchiveFile, write: Callable[[int], bytes]) -> None:
         """
-        Make a file here instead of fetching it, and stage it.
+        Make a file locally instead of fetching it, and stage it.
 
         Args:
-            write: writes it to the given descriptor; returns its SHA-256.
+            write: writes the content to the given descriptor; returns its SHA-256.
 
         Raises:
-            WrongResult: it is not the wanted one.
-            MirrorError: it cannot be written.
+            WrongResult: the content does not have the hash of ``wanted``.
+            MirrorError: the file cannot be written.
         """
         with self.reporting(f"hold {quoted(wanted.path)}"):
             fd, name = self.open_incoming(wanted)
@@ -635,20 +656,21 @@ class Destination:
 
     def stage(self, files: Mapping[str, bytes]) -> None:
         """
-        Write files of the mirror's own below ``STAGED``, durably; except those that exist with these bytes.
+        Write files of the mirror's own below ``STAGED``, durably; skip those that already exist with the same
+        content.
 
         Raises:
-            MirrorError: they cannot be written.
+            MirrorError: a file cannot be written.
         """
         for path, data in files.items():
-            # An unchanged file keeps its time: clients ask whether it has changed since.
+            # An unchanged file keeps its modification time, with which clients check whether it has changed.
             if self.read(path, len(data)) != data:
                 with self.reporting(f"hold {quoted(path)}"):
                     self._write_own(data)
                     self.publish(_OWN_NEW, path, staged=True)
 
     def _write_own(self, data: bytes) -> None:
-        """Write a new file of the mirror's own in ``incoming``, durably, without its final name."""
+        """Write a new file of the mirror's own durably to ``incoming``, under a temporary name."""
         self.discard(_OWN_NEW)
         fd = self.open_own(_OWN_NEW)
         try:
@@ -662,14 +684,17 @@ class Destination:
         Replace a file of the mirror's own in ``HIDDEN``, atomically.
 
         Raises:
-            MirrorError: it cannot be written.
+            MirrorError: the file cannot be written.
         """
         with self.reporting("record its files"):
             self._write_own(data)
             os.rename(_OWN_NEW, name, src_dir_fd=self._incoming, dst_dir_fd=self._hidden)
 
     def read(self, path: str, most_bytes: int) -> bytes | None:
-        """Return an existing file up to a size; a symbolic link is not followed."""
+        """
+        Return the content of a file; None if it is missing, unreadable, a symbolic link, or larger than
+        ``most_bytes``.
+        """
         directory, name = self._directories.place(path, make=False)
         if directory is None:
             return None
@@ -681,18 +706,18 @@ class Destination:
             return file.read() if os.fstat(fd).st_size <= most_bytes else None
 
     def holds(self, files: Mapping[str, bytes]) -> bool:
-        """Return whether all of these files exist and have these bytes."""
+        """Return whether all of these files exist with this content."""
         return all(self.read(path, len(data)) == data for path, data in files.items())
 
     def staged_path(self, path: str) -> str:
-        """Return where a file can be read now: where it is staged, or under its name."""
+        """Return the full path of a file that is staged or published; a staged one is preferred."""
         staged = self.where(f"{STAGED}/{path}")
         return staged if os.path.lexists(staged) else self.where(path)
 
     def leftovers(self) -> dict[bytes, str]:
         """
-        Return the files of an interrupted run in ``incoming``, by the hash that they should have; remove
-        all others.
+        Return the names of an interrupted run's files in ``incoming``, by the hash that they should have;
+        remove files without such a name.
         """
         found: dict[bytes, str] = {}
         for name in os.listdir(self._incoming):
@@ -708,7 +733,7 @@ class Destination:
         return found
 
     def take_up(self, name: str, wanted: ArchiveFile, staged: bool = False) -> bool:
-        """Publish a file of an interrupted run if it is complete and right; else remove it."""
+        """Publish a file of an interrupted run if it is complete and right; otherwise remove it."""
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._incoming)
         try:
             if self.accept(fd, name, wanted, staged):
@@ -721,14 +746,14 @@ class Destination:
     # Unwanted files.
 
     def others(self, kept: frozenset[str], below: str = "") -> Iterator[str]:
-        """Yield the paths of files that are not in ``kept``, including links and devices."""
+        """Yield the paths of all files, links and devices that are not in ``kept``."""
         holds = holder(kept, self.folds)
         for path in self._directories.files(below, HIDDEN):
             if not holds(path):
                 yield path
 
     def delete_others(self, paths: Iterable[str], dry_run: bool = False) -> list[str]:
-        """Remove all files but these paths; returns the removed ones. ``dry_run``: only report."""
+        """Remove all files except ``paths``; return the removed ones. ``dry_run``: only return them."""
         others = list(self.others(frozenset(paths)))
         for path in () if dry_run else others:
             self.delete(path)
@@ -743,10 +768,10 @@ class Destination:
 
     def delete(self, path: str) -> None:
         """
-        Remove a file, and its parents inside the mirror that are empty then.
+        Remove a file, and its parents inside the mirror that become empty.
 
         Raises:
-            MirrorError: it cannot be removed.
+            MirrorError: the file cannot be removed.
         """
         self._remove(path)
         self._verified.forget(path)
@@ -755,25 +780,28 @@ class Destination:
 
 # A mirror's directory that is not changed: for a dry run, or a user who may only read.
 #
-# Nothing is made in it, not even the directory, and nothing is recorded. The lock of writers is shared, if it
-# exists and can be opened, so that no process writes meanwhile, and several may read.
+# Nothing is made in the directory, not even the directory itself, and nothing is recorded. The lock is taken
+# as a shared one, if it exists and can be opened, so that several processes may read, but none writes at the
+# same time.
 #
-# A dry run fetches into a directory for temporary files, which replaces ``HIDDEN``. It is locked while the
-# run lasts, so that the next run can remove that of an interrupted one.
+# A dry run fetches into a directory for temporary files, which replaces ``HIDDEN``. That directory is locked
+# while the run lasts; the next run removes the unlocked directory of an interrupted run.
 
 _SCRATCH = "pipegrid-mirror-"
-"""The prefix of directories for temporary files."""
+"""The prefix of the names of directories for temporary files."""
 
 _LEFT_S = 3600.0
-"""The age at which an unlocked one is removed: a new one is not locked yet."""
+"""
+The minimum age at which an unlocked directory for temporary files is removed: a new one is not locked yet.
+"""
 
 _COPIED = ("compressed", "filters", "checked", "reindexed")
-"""Files in ``HIDDEN`` that are read; some get new entries."""
+"""Files that are copied from ``HIDDEN``, since they are read, and some of them get new entries."""
 
 
 class ReadOnlyDestination(Destination):
     """
-    Like ``Destination``, but it need not exist.
+    Like ``Destination``, but nothing is changed, and the directory need not exist.
 
     Attributes:
         unnoted_files: how many files were hashed and could have been recorded.
@@ -792,23 +820,23 @@ class ReadOnlyDestination(Destination):
         try:
             self._lock = disk.open_locked(lock, os.O_RDONLY, shared=True)
         except OSError:
-            return True  # there is no mirror yet, or this user may not open its lock
+            return True  # there is no mirror, or this user may not open its lock
         return self._lock is not None
 
     @property
     def unnoted_files(self) -> int:  # type: ignore[override]
-        """Counted where a writer would record a file."""
+        """How many records were not written, since this destination is only read."""
         return self._unnoted.files
 
     @cached_property
     def _hidden(self) -> int:  # type: ignore[override]
-        from shutil import copyfile  # which a check does not need
+        from shutil import copyfile  # a check does not need this module
         from tempfile import gettempdir, mkdtemp
 
         remove_left(gettempdir())
         self._scratch = mkdtemp(prefix=_SCRATCH)
         fd = os.open(self._scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        with suppress(OSError):  # without locks none is taken for unused
+        with suppress(OSError):  # if locks do not work, no directory is removed as unused
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         self.device = os.fstat(fd).st_dev
         for name in _COPIED:
@@ -821,7 +849,7 @@ class ReadOnlyDestination(Destination):
         return make_directory(self._hidden, "incoming")
 
     def close(self) -> None:
-        """Close all files, and remove the fetched ones."""
+        """Close all files, and remove the directory for temporary files."""
         super().close()
         scratch, self._scratch = self._scratch, None
         if scratch is not None:
@@ -835,7 +863,7 @@ class ReadOnlyDestination(Destination):
         return super().where(path)
 
     def leftovers(self) -> dict[bytes, str]:
-        """See ``Destination``; files of an interrupted run are left for the next one that fetches."""
+        """Return nothing: files of an interrupted run are left for the next run that writes."""
         return {}
 
 
@@ -864,7 +892,8 @@ def _remove_if_left(path: str) -> None:
 
 class _Directories(Directories):
     """
-    The directories below a root, none of which is made except in ``scratch``, which replaces ``HIDDEN``.
+    The directories below a root. None of them is made, except in the temporary directory that replaces
+    ``HIDDEN``.
     """
 
     def __init__(self, path: str, hidden: Callable[[], int], scratch: Callable[[], str]) -> None:
@@ -873,7 +902,7 @@ class _Directories(Directories):
         self._scratch = scratch
 
     def full(self, what: str) -> MirrorError:
-        """See ``Directories``; only the directory for temporary files can be full."""
+        """Return the error for a full disk: only the directory for temporary files can be full."""
         return MirrorError(
             f"{self._scratch()} cannot {what}: the disk is full; free some space, or name another directory "
             "with "
@@ -887,7 +916,7 @@ class _Directories(Directories):
 
 
 class _Seen(StatCache):
-    """Rows that are only read."""
+    """A ``StatCache`` that is only read."""
 
     def _start_over(self) -> None:
         pass
@@ -897,7 +926,7 @@ class _Seen(StatCache):
 
 
 class _Verified(HashCache):
-    """Records that are only read."""
+    """A ``HashCache`` that is only read."""
 
     files = 0
 

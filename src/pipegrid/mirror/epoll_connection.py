@@ -23,21 +23,21 @@ from pipegrid.mirror.epoll_response_head import (
 from pipegrid.mirror.epoll_socket_cache import PAGE_BYTES, Page
 from pipegrid.mirror.file_scheduler import FetchJob
 
-TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # the same as ``typing.TYPE_CHECKING``, without the slow import
 if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from pipegrid.mirror.epoll_file_store import FileStore, IncomingFile
 
     class ConnectionEvents(Protocol):
-        """What a connection reports to its driver."""
+        """The methods of the driver that a connection calls."""
 
         @property
         def store(self) -> FileStore: ...
 
         def refused(self, connection: Connection, job: FetchJob, reason: str, wrong: bool) -> None:
             """
-            The mirror lacks the file, or has a wrong one.
+            Handle a file that the mirror lacks, or of which it has a wrong version.
 
             Raises:
                 Lost: no further response on this connection can be trusted.
@@ -47,32 +47,35 @@ if TYPE_CHECKING:
             self, connection: Connection, job: FetchJob, locations: Sequence[bytes]
         ) -> None:
             """
-            The mirror redirects the file to these ``Location`` fields.
+            Handle a redirect of the file; ``locations`` are the response's ``Location`` fields.
 
             Raises:
-                Lost: as ``refused``.
+                Lost: as for ``refused``.
             """
 
         def not_now(self, connection: Connection, job: FetchJob, reason: str) -> None:
-            """The mirror must not be asked for a while."""
+            """Handle a response which says that the mirror cannot serve files now."""
 
 
 SKIPPED_BYTES = 64 << 10
-"""How much of an unwanted response is read to keep the connection."""
+"""The maximum length of an unwanted response that is read, so that the connection can be kept."""
 
 GATHERED_BYTES = 128 << 10
-"""Files up to this size are stored at once; longer ones by the page, in a thread."""
+"""
+The maximum size of a file that is stored when it is complete; longer files are stored page by page, in a
+thread.
+"""
 
 _BLOCKED = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.EINPROGRESS, errno.EINTR})
 
 
 class Lost(Exception):
     """
-    The connection has ended; the text is a clause.
+    The connection has ended; the text is a clause that says why.
 
     Attributes:
-        announced: the server had announced it.
-        ours: the client has ended it; in both cases it does not count against the mirror.
+        announced: the server had announced the end.
+        ours: the client has ended the connection; in both cases the end does not count against the mirror.
     """
 
     def __init__(self, reason: str, announced: bool = False, ours: bool = False) -> None:
@@ -86,20 +89,20 @@ class Connection(ScheduledConnection):
     A connection that sends pipelined requests and cuts the responses out of the received pages.
 
     It supports only the usual case: ``HTTP/1.1``, a known length, a connection that stays open. Everything
-    else is an ``UnsupportedResponse`` or a refusal, which the Twisted driver handles. The hash of a file
-    would reveal a response that was cut out wrongly.
+    else is an ``UnsupportedResponse`` or a refusal, which the Twisted driver handles. If a response were cut
+    out wrongly, the hash of its file would not match.
 
-    The bytes are not copied, unless a response ends in a later page than it began in.
+    The bytes are not copied, unless a response spans several pages.
 
     Args:
-        host: the host that it leads to.
+        host: the host that the connection leads to.
         sock: not blocking; it may still be connecting.
-        secure: starts TLS on a connected socket; None: without TLS, or it has begun.
-        count: how many files it has delivered before.
+        secure: starts TLS on a connected socket; None: no TLS, or TLS has already been started.
+        count: how many files the connection has delivered before.
 
     Attributes:
-        asked: the unanswered requests, in order.
-        outstanding_bytes: of their files, and of the one that is being received.
+        asked: the jobs of requests without any part of a response, in order.
+        outstanding_bytes: of the files of these requests, and the rest of the file that is being received.
     """
 
     outstanding_bytes = 0
@@ -116,40 +119,42 @@ class Connection(ScheduledConnection):
         self.mirror = host.mirror.number
         self.sock: Any = sock
         self.asked: deque[FetchJob] = deque()
-        self.wants_to_write = True  # until it is known to be connected
+        self.wants_to_write = True  # until the socket is known to be connected
         self._runner = runner
         self._secure = secure
         self._tls = secure is not None or hasattr(sock, "do_handshake")
         self._connected = False
         self._out = b""
         self._requests: list[bytes] = []
-        self._head = b""  # the beginning of a head
-        self._job: FetchJob | None = None  # whose body is being received
-        self._left = 0  # of that body
+        self._head = b""  # the received beginning of a response's head
+        self._job: FetchJob | None = None  # the job whose body is being received
+        self._left = 0  # the bytes of that body that are outstanding
         self._gathered: bytearray | None = None
         self._part: IncomingFile | None = None
         self._closes = False
 
     @property
     def is_outstanding(self) -> bool:
-        """Whether a response is outstanding or incomplete."""
+        """Whether any response is outstanding or incomplete."""
         return self._job is not None or bool(self.asked)
 
     @property
     def mask(self) -> int:
-        """The events to wait for on its socket, for ``epoll``."""
+        """The events of the socket to wait for, for ``epoll``."""
         return select.EPOLLIN | (select.EPOLLOUT if self.wants_to_write else 0)
 
     @property
     def can_go_on(self) -> bool:
-        """Whether another driver can use it: nothing is outstanding, and no handshake is incomplete."""
+        """
+        Whether another driver can use the connection: nothing is outstanding, and no handshake is incomplete.
+        """
         return not (self.is_outstanding or self._closes or self._head) and (
             self._connected or not self._tls
         )
 
     @property
     def unanswered(self) -> list[FetchJob]:
-        """Jobs without a complete response, the one that is being received first."""
+        """The jobs without a complete response; the one whose response is being received is first."""
         receiving = self._job
         return [*([receiving] if receiving not in (None, _NOBODY) else ()), *self.asked]
 
@@ -196,8 +201,8 @@ class Connection(ScheduledConnection):
         self._connected = True
 
     def _look_blocked(self, error: OSError) -> None:
-        """Raise the error, unless it only means "later"."""
-        name = type(error).__name__  # an error of ``ssl``, which is imported only if needed
+        """Raise ``Lost`` for an error, unless it only means that the call would block."""
+        name = type(error).__name__  # it may be from ``ssl``, which is imported only if needed
         if name == "SSLWantReadError":
             self.wants_to_write = False
         elif name == "SSLWantWriteError" or error.errno in _BLOCKED:
@@ -207,11 +212,11 @@ class Connection(ScheduledConnection):
 
     def read(self, now_s: float) -> None:
         """
-        Process received bytes.
+        Receive bytes and process the responses in them.
 
         Raises:
             Lost: the connection has ended.
-            UnsupportedResponse: see there.
+            UnsupportedResponse: the server does something that this driver does not support.
         """
         if not self._connected or (self._tls and self._out):
             self.write()
@@ -228,22 +233,22 @@ class Connection(ScheduledConnection):
                     self._parse(page, size)
             finally:
                 store.give_page(page)
-            # ``epoll`` does not report bytes that are decrypted already.
+            # ``epoll`` does not report bytes that the TLS library has already decrypted.
             more = self._tls and size > 0 and self.sock.fileno() >= 0 and self.sock.pending() > 0
 
     def _receive(self, page: Page) -> int:
-        """Fill a page as far as possible without waiting; returns the number of bytes."""
+        """Fill a page as far as possible without waiting; return the number of bytes."""
         size = 0
         try:
             while size < PAGE_BYTES:
                 got = self.sock.recv_into(page.view[size:] if size else page.data)
                 if not got:
                     if size:
-                        break  # the next read repeats it
+                        break  # the next read detects the end again
                     cut = self._job is not None and self._job is not _NOBODY
                     raise Lost("the server closed it", self._closes and not cut)
                 size += got
-                if not self._tls:  # one record at a time
+                if not self._tls:  # a TLS socket returns one record for each call
                     break
         except (BlockingIOError, InterruptedError):
             pass
@@ -368,7 +373,7 @@ class Connection(ScheduledConnection):
             raise Lost("it closes after its last response", announced=True)
 
     def close(self) -> list[FetchJob]:
-        """Close it; returns the unanswered jobs, beginning with the one whose response was due."""
+        """Close the connection; return the unanswered jobs, the one whose response was due first."""
         left = self.unanswered
         self.asked.clear()
         self._job = None

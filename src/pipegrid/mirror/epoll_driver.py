@@ -1,4 +1,4 @@
-"""The driver that moves bytes for the scheduler on epoll, without a reactor."""
+"""The driver that moves bytes for the file scheduler with epoll, without a reactor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipegrid.mirror.file_scheduler import FetchJob
 from pipegrid.mirror.mirror_urls import RedirectRefused
 from pipegrid.mirror.preconnect_mirrors import begin, place_of
 
-TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # the same as ``typing.TYPE_CHECKING``, without the slow import
 
 if TYPE_CHECKING:
     from typing import Any
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from pipegrid.mirror.file_scheduler import Failure
 
 
-# The driver for nearly all files: fetched from mirrors that behave as usual, with little overhead.
+# The driver for nearly all files: it fetches them from mirrors that behave as usual, with little overhead.
 #
-# The cost of a mirror is the cost of each file, a hundred thousand times. So while all goes well there is
-# no reactor, no Deferred and no object for each request or header: sockets are read into pages, and
-# responses are cut out of these and stored. A mirror that does anything else (a response without a length,
-# a lost connection, silence, "not now") is left, and its requests go to others.
+# Mirrors have a hundred thousand files, so the cost of each file matters most. In the usual case there is no
+# reactor, no Deferred and no object for each request or header: sockets are read into pages, and responses
+# are cut out of these and stored. If a mirror does anything else (a response without a length, a lost
+# connection, silence, "not now"), this driver leaves the mirror, and requests the files from other mirrors.
 #
-# Remaining files wait in the scheduler, for ``mirror_api.Mirror`` and the Twisted driver, which handle all
-# that mirrors do, and continue with all that this driver has learnt. So this driver may give up at any time:
-# that costs time, and loses nothing.
+# Remaining files wait in the scheduler, for ``mirror_api.Mirror`` and the Twisted driver, which handle
+# everything that mirrors do, and use all that this driver has learnt. So this driver may give up at any time:
+# that costs time, but loses nothing.
 
 WATCH_S = 0.1
 AT_ONCE = 256
@@ -45,15 +45,15 @@ ALONE_STALL_S = 5.0
 
 class EpollDriver:
     """
-    Fetches what the scheduler has, on epoll.
+    Fetches the files of the scheduler, with epoll.
 
     Args:
         new_store: makes the store; its arguments are called for a stored file, for a wrong one, and to wake
             the driver.
-        missing: returns which of some files are not present yet.
+        missing: returns which of some files do not exist yet.
         stopped: returns whether the run must end.
         told: called a few times a second.
-        preconnected: may have opened connections in advance, and gets back unused ones.
+        preconnected: may have opened connections in advance, and gets back idle connections at the end.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class EpollDriver:
     @cached_property
     def store(self) -> FileStore:
         """
-        The store, made when the first requests are in flight: loading its modules takes less than a round
-        trip.
+        The store, which is made when the first requests are in flight: importing its modules takes less than
+        a round trip.
         """
         wake = partial(os.eventfd_write, self._wake, 1)
         wrong = partial(self._refuse, kind="wrong")
@@ -93,12 +93,12 @@ class EpollDriver:
 
     def run(self, files: Iterable[ArchiveFile]) -> None:
         """
-        Fetch missing files, as far as all goes well. The rest waits in the scheduler, where nothing is in
-        flight then.
+        Fetch missing files, as far as mirrors behave as usual. At the end, the remaining files wait in the
+        scheduler, and nothing is in flight.
 
         Raises:
-            BadEntry: an entry is invalid; the files before it were processed, as far as they had arrived.
-            MirrorError: the destination accepts nothing any more.
+            BadEntry: an entry is invalid; the files before it that had arrived are stored.
+            MirrorError: the destination accepts no more files.
         """
         try:
             self._open_first()
@@ -119,7 +119,7 @@ class EpollDriver:
             self._close()
 
     def _is_over(self) -> bool:
-        """Return whether this driver has ended: remaining files are for the other driver."""
+        """Return whether this driver can do nothing more: remaining files are for the other driver."""
         return (
             self._all_read
             and not self.store.is_busy
@@ -131,18 +131,19 @@ class EpollDriver:
         return self._all_read and not self._schedule.waits and not self._schedule.is_outstanding
 
     def _read(self, entries: Iterator[ArchiveFile]) -> None:
-        """Take some more wanted files."""
+        """Read some more wanted files from the list."""
         if self._all_read:
             return
         chunk = list(islice(entries, AT_ONCE))
         if not chunk:
             self._all_read = True
-            self.store.work(self._is_finished())  # perhaps all has arrived: then no event follows
+            # If all files have arrived already, no further event would start this work.
+            self.store.work(self._is_finished())
         for each in self._missing(chunk):
             self._plan.add(each)
 
     def _turn(self) -> None:
-        """Wait for an event, or only check for one if there is other work."""
+        """Wait for an event, or only check for one if the list has not been read to its end."""
         events = self._poll.poll(0 if not self._all_read else WATCH_S)
         now_s = time.monotonic()
         for number, event in events:
@@ -152,7 +153,7 @@ class EpollDriver:
             connection = self._connections.get(number)
             if connection is not None:
                 self._serve(connection, event, now_s)
-        # If nothing else will arrive, the last group need not wait.
+        # If nothing else will arrive, the last group of files need not wait to become larger.
         self.store.work(not events or self._is_finished())
         later_s = time.monotonic()
         if later_s - now_s > WATCH_S:
@@ -172,7 +173,7 @@ class EpollDriver:
         except Lost as error:
             self._lost(connection, error)
         except UnsupportedResponse as error:
-            # No failure of the mirror: the Twisted driver may handle it.
+            # This does not count as a failure of the mirror: the Twisted driver may handle the response.
             self._leave(connection.host, str(error))
         else:
             if connection.wants_to_write != wanted_to_write and connection.sock.fileno() >= 0:
@@ -202,7 +203,7 @@ class EpollDriver:
             self._serve(connection, select.EPOLLOUT, now_s)
 
     def _open_first(self) -> None:
-        """Connect before the list is read: that takes a round trip."""
+        """Begin to connect before the list is read, since connecting takes a round trip."""
         for mirror in self._schedule.mirrors:
             host = mirror.leads_to
             if host.can_work:
@@ -246,7 +247,7 @@ class EpollDriver:
         raise Lost(reason, ours=True)
 
     def _refuse(self, job: FetchJob, number: int, reason: str, kind: Failure) -> bool:
-        """Record that a mirror does not give a file; False if that is uncertain."""
+        """Record that a mirror lacks a file or has a wrong one; return False if that is uncertain."""
         mirror = self._schedule.mirrors[number]
         if not mirror.failed(job, kind, reason):
             return False
@@ -261,7 +262,7 @@ class EpollDriver:
         host, answered = connection.host, connection.answered
         if error.announced and answered:
             host.spent = min(host.spent, max(1, answered))
-        # A host that redirects gets no requests any more, so its idle connection may end.
+        # A host that redirects everything gets no more requests, so its idle connection may end.
         left_alone = not connection.is_outstanding and bool(answered) and host.is_redirected
         forgiven = error.announced or error.ours or left_alone
         self._drop(connection, str(error), forgiven)
@@ -298,7 +299,9 @@ class EpollDriver:
             self._request(self._schedule.steals(self._open), now_s)
 
     def _close(self) -> None:
-        """Close everything; jobs in flight wait again, and idle connections are kept for the other driver."""
+        """
+        Close everything; jobs in flight are put back, and idle connections are kept for the other driver.
+        """
         now_s = time.monotonic()
         for mirror in self._schedule.mirrors:
             mirror.note(now_s)

@@ -1,4 +1,4 @@
-"""Storage of files received on epoll."""
+"""Storage of the files that the epoll driver receives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipegrid.mirror.epoll_socket_cache import PAGE_BYTES, Page
 from pipegrid.mirror.file_scheduler import FetchJob
 from pipegrid.reactor.process_settings import start_thread
 
-# Files of the epoll driver that become durable, and get their names, together.
+# Groups of files of the epoll driver that become durable, and get their final names, together.
 
 
 class SyncBatch:
@@ -29,13 +29,13 @@ class SyncBatch:
     Files that become durable together; a ``disk.durability.Committable``.
 
     Args:
-        keeps_open: whether all files stay open until they are durable, for ``sync``; else only the first,
-            on which the whole file system is synced, and whose descriptor reports all errors since it was
-            opened.
+        keeps_open: whether all files stay open until they are durable, so that ``sync`` can sync each.
+            Otherwise only the first stays open: the whole file system is synced through its descriptor, which
+            reports all errors since it was opened.
 
     Attributes:
-        files: job, mirror, name in ``incoming`` and size of each.
-        refused: numbers of the files that could not get their names, each with a sentence.
+        files: job, mirror, name in ``incoming`` and size of each file.
+        refused: the files that could not get their final names, by index in ``files``, each with a sentence.
     """
 
     share_bytes = 0
@@ -54,7 +54,7 @@ class SyncBatch:
         self.refused: dict[int, str] = {}
 
     def add(self, job: FetchJob, mirror: int, fd: int, name: str, size: int) -> None:
-        """Add a written file; the group closes its descriptor."""
+        """Add a written file, whose descriptor the group closes."""
         self.files.append((job, mirror, name, size))
         self.size_bytes += size
         if self._keeps_open or not self._open:
@@ -68,7 +68,7 @@ class SyncBatch:
 
     @property
     def descriptor(self) -> int:
-        return self._open[0]  # the first that was opened
+        return self._open[0]  # of the file that was opened first
 
     def sync(self) -> None:
         for fd in self._open:
@@ -100,7 +100,7 @@ class SyncBatch:
             os.close(fd)
 
     def discard(self) -> None:
-        """Remove the files without a name."""
+        """Remove the files that have not got their final names."""
         if not self._named:
             for _, _, name, _ in self.files:
                 with suppress(OSError):
@@ -108,12 +108,13 @@ class SyncBatch:
         self.close()
 
 
-# A thread for jobs that the caller must not wait for; the caller checks for their results.
+# Jobs that the caller must not wait for: they run in a thread, and the caller polls for their results.
 
 
 class WorkerThread:
     """
-    Does jobs in order in a thread, or in the caller's without one, and reports their ends in the caller's.
+    Runs jobs in order in a thread, and delivers their results in the caller's thread; if no thread can be
+    started, jobs run in the caller's thread.
     """
 
     def __init__(self, done: SimpleQueue[Callable[[], None]], wake: Callable[[], None]) -> None:
@@ -125,10 +126,10 @@ class WorkerThread:
 
     def run(self, job: Callable[[], Any], ended: Callable[[Any], None], wakes: bool = True) -> None:
         """
-        Do a job; ``ended`` is called in the caller's thread, with what it returned or raised.
+        Run a job; ``ended`` is called in the caller's thread with the result or exception of the job.
 
         Args:
-            wakes: whether to wake the caller for the result.
+            wakes: whether to wake the caller when there is a result.
         """
         if self._thread is None:
             thread = Thread(target=self._work, name="mirror", daemon=True)
@@ -158,10 +159,10 @@ class WorkerThread:
 
 
 class AtOnce:
-    """Does jobs in the caller's thread, if another thread would cost more than it saves."""
+    """Runs jobs in the caller's thread, for cases in which another thread would cost more than it saves."""
 
     def run(self, job: Callable[[], Any], ended: Callable[[Any], None], wakes: bool = True) -> None:
-        """Do a job, and call ``ended`` with what it returned or raised."""
+        """Run a job, and call ``ended`` with its result or exception."""
         ended(_outcome(job))
 
     def stop(self) -> None:
@@ -175,49 +176,52 @@ def _outcome(job: Callable[[], Any]) -> Any:
         return error
 
 
-# From pages of received bytes to verified files under their names, without a reactor.
+# From pages of received bytes to verified files under their final names, without a reactor.
 #
-# Small files are hashed and written where they are received: passing them to a thread takes longer. Large
-# ones go to a thread a few pages at a time, which hashes and writes them while the next pages are received;
-# except if all processors are busy. For durability, another thread syncs a whole group while the next one
-# collects. One sync is for the data of a group and the names of the group before it. Only the caller's
-# thread renames files and uses the destination.
+# Small files are hashed and written in the thread that receives them: passing them to another thread takes
+# longer. Of large files, a few pages at a time go to a thread, which hashes and writes them while the next
+# pages are received; with few processors, there is no such thread. For durability, another thread syncs a
+# whole group of files while the next group collects. One sync makes durable the data of a group and the names
+# of the group before it. Only the caller's thread renames files and uses the destination.
 #
-# **Order.** As in ``ArchiveSink``: the hash is right, then the bytes are as durable as the policy demands,
-# then the file gets its name, then it counts as present.
+# **Order.** As in ``ArchiveSink``: the hash is checked, the bytes become as durable as the policy demands,
+# the file gets its final name, and then it counts as present.
 #
-# **Bounds.** ``MAX_PAGES`` of received bytes, and three groups, of which one collects at most
-# ``MAX_GROUP_FILES``. A caller that needs a page, or stores a file, waits for space.
+# **Bounds.** There are at most ``MAX_PAGES`` pages of received bytes and three groups of files, one of which
+# collects at most ``MAX_GROUP_FILES``. A caller that needs a page, or stores a file, waits for space.
 
 MAX_PAGES = 32
 SPARE_PROCESSORS = 3
-"""The processors that allow a thread in addition to this one and the network's."""
+"""
+With at least this many processors, a further thread is worthwhile: one processor is for this thread, and one
+for the work of the network.
+"""
 
 HANDED_BYTES = 4 * PAGE_BYTES
-"""How much of a long file is passed to the thread at once; less if pages are short."""
+"""How much of a long file is passed to the worker thread at once; less if no page is free."""
 
 MAX_GROUP_FILES = 2048
 
 MAX_OPEN_FILES = 256
-"""Files of one group that are open until it is durable, if each is synced alone."""
+"""The maximum number of files in a group if each is synced alone, since all of them stay open until then."""
 
 GROUP_BYTES = 32 << 20
 GROUP_FILES = 1024
 """
-The bytes, or files, that make a group large enough for a sync, while more files are expected.
+While more files are expected, a group is synced when it has this many files, or ``GROUP_BYTES``.
 
-A sync costs more than a wait: the kernel searches all its pages, and writes the journal. A clone of 620 MB
-took 1.12 times as long as without syncs (median of seven), and 1.16 times with a quarter of this; three
-times as much saved nothing.
+A sync costs more than the wait for it: the kernel searches all its pages, and writes the journal. A clone of
+620 MB took 1.12 times as long as without syncs (median of seven), and 1.16 times with a quarter of these
+limits; limits three times as large saved nothing.
 """
 
 
 class IncomingFile:
     """
-    A long file that is being received, by the page.
+    A long file that is being received and stored page by page.
 
     Attributes:
-        held: parts of pages that the thread does not have yet.
+        held: parts of pages that have not been passed to the worker thread.
     """
 
     def __init__(self, store: FileStore, job: FetchJob, mirror: int) -> None:
@@ -232,7 +236,7 @@ class IncomingFile:
         self._held_bytes = 0
 
     def add(self, page: Page, start: int, end: int) -> None:
-        """Add a piece; the file releases the page by itself."""
+        """Add a part of a page; the page stays in use until the part is written."""
         page.users += 1
         held = self.held
         if not held:
@@ -243,7 +247,10 @@ class IncomingFile:
             self.hand_over()
 
     def hand_over(self) -> None:
-        """Pass the held pages to the thread: waking it costs as much as hashing a small file."""
+        """
+        Pass the held pages to the worker thread; several at a time, since waking it costs as much as hashing
+        a small file.
+        """
         if self.held:
             pieces, ended = self._take_held()
             self._store.hasher.run(lambda: self._write(pieces), ended, wakes=False)
@@ -261,7 +268,7 @@ class IncomingFile:
         return [page.view[start:end] for page, start, end in held], ended
 
     def _write(self, pieces: list[memoryview]) -> None:
-        """Hash pieces, and append them to the file. In the thread."""
+        """Hash pieces, and append them to the file. Runs in the worker thread."""
         for piece in pieces:
             self._hasher.update(piece)
         if pieces:
@@ -269,7 +276,7 @@ class IncomingFile:
             self.size += sum(map(len, pieces))
 
     def end(self) -> None:
-        """The file is complete: store it."""
+        """Store the file, which is complete now."""
         store = self._store
         store.parts.add(self)
         pieces, given = self._take_held()
@@ -298,7 +305,7 @@ class IncomingFile:
         store.complete(job, self.mirror, self.fd, self.name, self.size)
 
     def drop(self) -> None:
-        """The file will not be complete: remove it."""
+        """Remove the file, which will not be complete."""
         self._store.parts.add(self)
         _, given = self._take_held()
 
@@ -321,14 +328,14 @@ class FileStore:
     Stores the files that mirrors send, without a reactor.
 
     Args:
-        stored: called with job, mirror and size of each file that has its name.
+        stored: called with job, mirror and size of each file that is stored under its final name.
         wrong: called with job, mirror and reason for each wrong file.
-        wake: makes the caller call ``work``; called in threads.
+        wake: makes the caller call ``work``; may be called in any thread.
 
     Attributes:
-        parts: long files that the thread has not finished.
-        holding: those with pages that the thread does not have yet.
-        handed_bytes: how much of a long file is passed to the thread at once.
+        parts: long files that are complete or dropped, and that the worker thread has not finished.
+        holding: long files with pages that have not been passed to the worker thread.
+        handed_bytes: how much of a long file is passed to the worker thread at once.
     """
 
     def __init__(
@@ -359,19 +366,19 @@ class FileStore:
         self._pages = 0
         self._next = self._group()
         self._syncing: SyncBatch | None = None
-        # Renamed, but the names are not durable yet.
+        # The files of this group are renamed, but the names are not durable yet.
         self._named: tuple[SyncBatch, Commit] | None = None
 
     @property
     def is_busy(self) -> bool:
-        """Whether any received file has no name yet."""
+        """Whether any complete file has not been reported as stored yet."""
         return bool(self.parts or self._next.files or self._syncing or self._named)
 
     def _group(self) -> SyncBatch:
         return SyncBatch(self.destination, self._staged, self._keeps_open)
 
     def take_page(self) -> Page:
-        """Return a page to read into; waits for the threads if they have all pages."""
+        """Return a page to read into; wait for the threads if they use all pages."""
         while not self._free and self._pages >= MAX_PAGES:
             for part in list(self.holding):
                 part.hand_over()
@@ -385,17 +392,17 @@ class FileStore:
         return page
 
     def give_page(self, page: Page) -> None:
-        """Release a page for one user; after the last one it is free."""
+        """Release a page for one user; without users, the page is free."""
         page.users -= 1
         if not page.users:
             self._free.append(page)
 
     def work(self, idle: bool) -> None:
         """
-        Process the results of the threads, and give them more work.
+        Process the results of the threads, and give the threads more work.
 
         Args:
-            idle: nothing has arrived, so do not wait for a larger group.
+            idle: nothing has arrived, so groups do not wait to become larger.
         """
         while not self._done.empty():
             self._done.get()()
@@ -411,7 +418,7 @@ class FileStore:
         )
 
     def whole(self, job: FetchJob, mirror: int, data: memoryview) -> str | None:
-        """Store a complete file; returns a clause that says what is wrong with it, or None."""
+        """Store a complete file; return a clause that says why it is wrong, or None."""
         wanted = job.wanted
         if wanted.algorithm == "sha256":
             digest = sha256(data).digest()
@@ -433,18 +440,18 @@ class FileStore:
         return None
 
     def begin(self, job: FetchJob, mirror: int) -> IncomingFile:
-        """Begin to store a long file."""
+        """Begin to store a long file, whose parts are to be added."""
         return IncomingFile(self, job, mirror)
 
     def open(self, job: FetchJob) -> tuple[int, str]:
-        """Make the file for a job; returns descriptor and name."""
+        """Make the file for a job in ``incoming``; return its descriptor and name."""
         try:
             return self.destination.open_incoming(job.wanted)
         except OSError as error:
             raise self.destination.error(error, "hold the files") from error
 
     def complete(self, job: FetchJob, mirror: int, fd: int, name: str, size: int) -> None:
-        """Add a file that is written and right to the group."""
+        """Add a file, whose content is written and right, to the group that is being collected."""
         if job.is_over:  # another mirror was faster
             os.close(fd)
             self.destination.discard(name)
@@ -457,12 +464,12 @@ class FileStore:
             self._report_outcomes(group)
             return
         while len(self._next.files) >= self._most_files and self._syncing is not None:
-            self._done.get()()  # which may store more, or begin another group
+            self._done.get()()  # this call may store more files, or begin another group
         if self._syncing is None and self._is_large(self._next):
             self._sync()
 
     def _sync(self) -> None:
-        """Sync the collected files, and the names of the group before."""
+        """Sync the collected files, and the names of the group before them."""
         group, self._next = self._next, self._group()
         self._syncing = group
         before, self._named = self._named, None
@@ -495,7 +502,7 @@ class FileStore:
         self._syncer.run(commit.sync_names, named)
 
     def _end(self, group: SyncBatch, commit: Commit) -> None:
-        """A group is durable, or has failed."""
+        """Report the outcomes of a group that is durable; raise the error if it could not be made durable."""
         outcome = commit.outcomes[0]
         if outcome is not None:
             raise self.destination.error(outcome, "keep files")
@@ -510,14 +517,14 @@ class FileStore:
                 self.wrong(job, mirror, reason)
 
     def check(self, result: object) -> None:
-        """Raise an error of a thread."""
+        """Raise the result of a thread's job if it is an error."""
         if isinstance(result, OSError):
             raise self.destination.error(result, "hold the files") from result
         if isinstance(result, BaseException):
             raise result
 
     def close(self) -> None:
-        """Stop the threads; files without a name do not get one any more."""
+        """Stop the threads; files that have no final name yet are removed."""
         self.hasher.stop()
         self._syncer.stop()
         while not self._done.empty():

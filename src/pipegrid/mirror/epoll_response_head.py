@@ -1,4 +1,7 @@
-"""Heads of responses, as far as the epoll driver supports them; the meaning of statuses (pure)."""
+"""
+Parsing of response heads, as far as the epoll driver supports them, and the meaning of statuses. Without
+input or output.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ LF_ALONE = "it ends lines with LF alone"
 
 class SmallResponses(dict[str, bytes]):
     """
-    Files by path, as far as a mirror gives them.
+    The contents of small files by path, for the files that a mirror gave.
 
     Attributes:
-        refused: the reasons for the other paths, as text.
+        refused: why the mirror did not give the other files, by path.
     """
 
     def __init__(self) -> None:
@@ -22,7 +25,9 @@ class SmallResponses(dict[str, bytes]):
 
 
 def may_be(path: str, data: bytes) -> bool:
-    """Return whether a file can be what its name says: pipelined responses may have been confused."""
+    """
+    Return whether the content fits the file's name: servers may confuse the responses to pipelined requests.
+    """
     begins = data.lstrip()[:30]
     if path.endswith("InRelease"):
         return begins.startswith(b"-----BEGIN PGP SIGNED")
@@ -32,21 +37,23 @@ def may_be(path: str, data: bytes) -> bool:
 
 
 class UnsupportedResponse(Exception):
-    """The server does something that the epoll driver does not support; the text is a clause."""
+    """
+    The server does something that the epoll driver does not support; the text is a clause about the server.
+    """
 
 
 BUSY = frozenset({429, 503})
-"""Statuses of an overloaded mirror, whatever the file."""
+"""Statuses of an overloaded mirror, which say nothing about the file."""
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 """Statuses of redirects."""
 
 TRANSIENT = BUSY | {408, 425, 500, 502, 504}
-"""Statuses that may change soon; the others are about the file."""
+"""Statuses of errors that may soon pass; the other errors are about the requested file."""
 
 
 def judge(status: int) -> tuple[bool, str]:
-    """Return whether a status other than 200 may change soon, and a clause about it."""
+    """Return whether a status other than 200 may soon change, and a clause about the status."""
     if 300 <= status < 400:
         return False, f"it answers {status}, which is not a redirect to follow"
     return status in TRANSIENT, f"it answers {status}"
@@ -58,8 +65,8 @@ class Head:
 
     Attributes:
         length: of the body, in bytes.
-        closes: whether it is the last response on its connection.
-        locations: the values of its ``Location`` fields, if it redirects.
+        closes: whether this is the last response on its connection.
+        locations: the values of the ``Location`` fields of a redirect.
     """
 
     __slots__ = ("closes", "length", "locations", "status")
@@ -78,7 +85,7 @@ USUAL_HEAD = re.compile(
     rb"Content-Length: ([0-9]{1,16})\r\nLast-Modified: [^\r\n]*\r\nConnection: keep-alive\r\n"
     rb"ETag: [^\r\n]*\r\n(?:Accept-Ranges: bytes\r\n)?\r\n"
 )
-"""The head that nginx sends for nearly every file: one match instead of a dozen."""
+"""Matches the head that nginx sends for nearly every file, so that one match replaces a dozen."""
 
 
 def parse_head(head: bytes) -> Head:
@@ -86,7 +93,7 @@ def parse_head(head: bytes) -> Head:
     Parse a head, without the empty line at its end.
 
     Raises:
-        UnsupportedResponse: it is invalid, or not supported by the epoll driver.
+        UnsupportedResponse: the head is invalid, or the epoll driver does not support it.
     """
     told_head, head = head, head.lower()
     if not head.startswith(b"http/1.1 ") or not head[9:12].isdigit():
@@ -104,10 +111,11 @@ def parse_head(head: bytes) -> Head:
 
 def _locations(head: bytes, lowered: bytes) -> tuple[bytes, ...]:
     """
-    Return the values of the ``Location`` fields of a head.
+    Return the values of the ``Location`` fields of a head, at most two: enough to detect that there are
+    several.
 
     Raises:
-        UnsupportedResponse: one is folded over several lines.
+        UnsupportedResponse: a field is folded over several lines.
     """
     found: list[bytes] = []
     name = b"\r\nlocation:"
@@ -124,7 +132,10 @@ def _locations(head: bytes, lowered: bytes) -> tuple[bytes, ...]:
 
 
 def _field(head: bytes, name: bytes) -> tuple[bytes, bool]:
-    """Return the first field of a name (with the end of the line before it), and whether there is another."""
+    """
+    Return the value of the first field of this name, and whether there is another. ``name`` includes the line
+    end before it and the colon.
+    """
     start = head.find(name)
     if start < 0:
         return b"", False

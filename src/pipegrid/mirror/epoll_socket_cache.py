@@ -1,6 +1,6 @@
 """
-Sockets of the epoll driver: opened in advance, with TLS, kept for later; and the pages that they are read
-into.
+Sockets of the epoll driver, opened in advance or kept for later, also with TLS; and the pages of memory that
+they are read into.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from contextlib import suppress
 from pipegrid.mirror.mirror_urls import Address
 from pipegrid.mirror.preconnect_mirrors import EarlySockets, begin, place_of
 
-TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # the same as ``typing.TYPE_CHECKING``, without the slow import
 
 if TYPE_CHECKING:
     from _socket import socket
     from typing import Any
 
 
-# Connecting in advance: a mirror is a round trip away, or ten imports.
+# Connecting in advance: a mirror is a round trip away, and ten imports take as long.
 #
-# The first connections to each mirror are begun before the modules that use them are loaded, and for most
-# command lines already by ``preconnect_mirrors``. What fails here is begun again by the driver that needs
-# it, which reports the error.
+# The first connections to each mirror are begun before the modules that use them are imported; for most
+# command lines, ``preconnect_mirrors`` has begun them even earlier. If a connection fails here, the driver
+# that needs it makes another one and reports the error.
 
 
 def can_use_epoll(addresses: Sequence[Address]) -> bool:
-    """Return whether the epoll driver can be tried: no proxies, and a system that supports it."""
+    """Return whether the epoll driver can be used: there are no proxies, and the system supports it."""
     return (
         hasattr(select, "epoll")
         and hasattr(os, "eventfd")
@@ -39,7 +39,7 @@ def can_use_epoll(addresses: Sequence[Address]) -> bool:
 
 def securing(address: Address) -> Callable[[Any], Any]:
     """Return a function that starts TLS on a connected socket."""
-    import ssl  # few runs need it
+    import ssl  # few runs need this module
 
     if address.access.tls is not None:
         context = address.access.tls.context(address.host, address.port)
@@ -55,11 +55,12 @@ def securing(address: Address) -> Callable[[Any], Any]:
     return secure
 
 
-# Memory that sockets are read into, and from which responses are cut out.
+# Memory that sockets are read into and that responses are cut out of.
 
 PAGE_BYTES = 256 << 10
 """
-The size of one read. Bytes that are hashed and written right after it are still in the processor's cache.
+The size of a page, and of one read. Bytes that are hashed and written right after the read are still in the
+processor's cache.
 """
 
 
@@ -68,7 +69,8 @@ class Page:
     A page of memory to read into.
 
     Attributes:
-        users: jobs of the thread that still need the page, and one more while it is being parsed.
+        users: the number of jobs in the worker thread that still need the page, plus one while it is being
+            parsed.
     """
 
     __slots__ = ("data", "users", "view")
@@ -81,12 +83,13 @@ class Page:
 
 class SocketCache:
     """
-    Connections to mirrors that are being made, or that other code left unused; to be closed.
+    Connections to mirrors that are being made, or that other code has left unused. The owner must close the
+    cache.
 
     Args:
-        addresses: each connected directly, without a proxy.
-        each: how many to each of them.
-        head_start: has begun some of these, and gives them here.
+        addresses: of the mirrors; each is connected to directly, without a proxy.
+        each: how many connections to make to each address.
+        head_start: has begun some of these connections already.
     """
 
     def __init__(
@@ -103,7 +106,10 @@ class SocketCache:
                     begun.append((begin(place), 0))
 
     def take(self, address: Address) -> tuple[socket, int] | None:
-        """Return a connection to a mirror, and how many files were requested on it; None without one."""
+        """
+        Return a connection to a mirror, and how many files were requested on it before; None if there is no
+        usable one.
+        """
         begun = self._begun.get(address.origin)
         while begun:
             sock, count = begun.pop(0)
@@ -113,7 +119,7 @@ class SocketCache:
         return None
 
     def give(self, address: Address, sock: socket, count: int) -> None:
-        """Keep a connection for others, on which that many files were requested and received."""
+        """Keep an idle connection for later; ``count`` files were requested and received on it."""
         self._begun.setdefault(address.origin, []).append((sock, count))
 
     def close(self) -> None:
@@ -124,7 +130,8 @@ class SocketCache:
 
 def _has_something(sock: socket) -> bool:
     """
-    Return whether a server has sent something without a request: nearly always the end of the connection.
+    Return whether a socket can be read, although nothing was requested: the server has nearly always closed
+    the connection.
     """
     poll = select.poll()
     poll.register(sock, select.POLLIN)

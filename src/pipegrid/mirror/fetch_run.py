@@ -1,4 +1,4 @@
-"""The state of one run, and its worker processes."""
+"""The state of one run of a mirror, and the worker processes that share its work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipegrid.mirror.local_check import LocalCheck, MirrorEntry, VerifyPolicy, c
 from pipegrid.mirror.mirror_urls import Address
 from pipegrid.mirror.stat_cache import ForkedWork
 
-TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # the same as ``typing.TYPE_CHECKING``, without the slow import
 
 if TYPE_CHECKING:
     from typing import Any
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from pipegrid.mirror.epoll_socket_cache import SocketCache
 
 
-# The state of one run: what is wanted, what waits, and the report.
+# The state of one run: which files are wanted and waiting, and the report.
 #
-# The epoll driver begins it, where possible, and ``mirror_api.Mirror`` completes it, if anything remains.
+# The epoll driver begins the run, where possible; ``mirror_api.Mirror`` completes it if files remain.
 
 
 LOOKED_AT_ONCE = 256
@@ -43,11 +43,12 @@ class MirrorRun:
     One run of a mirror.
 
     Args:
-        staged, takes_up: as in ``local_check.LocalCheck``.
+        staged, takes_up: as for ``local_check.LocalCheck``.
 
     Attributes:
-        would_files, would_bytes: what would be fetched in a dry run; ``would_paths``: the first of it.
-        all_read: whether no more files are wanted.
+        would_files, would_bytes: how much a dry run would fetch; ``would_paths``: the first paths of these
+            files.
+        all_read: whether the list of wanted files has been read to its end.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class MirrorRun:
 
     @cached_property
     def look(self) -> LocalCheck:
-        """The check for missing files. In the destination's thread."""
+        """The check for missing files. For the destination's thread."""
         return LocalCheck(
             self.destination, self.report, self._verify_policy, self.staged, self._takes_up
         )
@@ -92,18 +93,18 @@ class MirrorRun:
         preconnected: SocketCache | None = None,
     ) -> bool:
         """
-        Fetch what the epoll driver can fetch, in this thread, which has the destination meanwhile.
+        Fetch what the epoll driver can fetch, in the calling thread, which must be the destination's.
 
         Args:
-            jobs: processes that share the work; for a process without other threads. The list is read to
-                its end before they start.
+            jobs: how many processes share the work; more than one only if this process has no other threads.
+                The list is read to its end before they start.
             preconnected: may have opened connections in advance.
 
         Returns:
-            Whether that was all.
+            Whether all files were processed.
 
         Raises:
-            BadEntry, MirrorError: as ``EpollDriver.run``.
+            BadEntry, MirrorError: as for ``EpollDriver.run``.
         """
 
         def report_progress() -> None:
@@ -124,14 +125,14 @@ class MirrorRun:
         ) -> None:
             own = plan is self.plan
             if preconnected is not None and not own:
-                preconnected.close()  # this is another process, which has connections of its own
+                preconnected.close()  # this worker process makes its own connections
             most = max(1, connections // processes)
             EpollDriver(
                 FetchSchedule(plan, self.addresses, tallies, most, ALONE_STALL_S),
                 new_store,
                 self.look.missing,
                 stops,
-                report_progress if own else lambda: None,  # other processes show no progress
+                report_progress if own else lambda: None,  # worker processes show no progress
                 preconnected if own else None,
             ).run(entries)
 
@@ -153,7 +154,7 @@ class MirrorRun:
         run: Callable[..., None],
         stopped: Callable[[], bool],
     ) -> None:
-        """Read the whole list, and let several processes fetch it, of which this is one."""
+        """Read the whole list, and fetch it with several processes; this process fetches one part."""
         missing: list[ArchiveFile] = []
         entries = self._entries(files)
         while chunk := list(islice(entries, LOOKED_AT_ONCE)):
@@ -175,12 +176,16 @@ class MirrorRun:
             processes.stop()
 
     def finish(self) -> None:
-        """Complete the run: every file is present or has failed. In the destination's thread."""
-        if self._takes_up and not self.staged:  # files of the indexes come later
+        """
+        Remove leftovers of earlier runs, since every file is present or has failed. Runs in the destination's
+        thread.
+        """
+        # After a staged run, which fetches indexes, the run for their files may still use the leftovers.
+        if self._takes_up and not self.staged:
             self.look.drop_leftovers()
 
     def sum_up(self) -> Report:
-        """Return the report, brought up to date."""
+        """Update the report, and return it."""
         report, plan = self.report, self.plan
         report.fetched_files = plan.done_files + self.would_files
         report.fetched_bytes = plan.done_bytes + self.would_bytes
@@ -198,31 +203,35 @@ class MirrorRun:
         return report
 
 
-# One run by several processes, if one processor is the limit.
+# One run by several processes, for the case that one processor is the limit.
 #
-# Each has a part of the files, with about as many bytes and files as the others, connections of its own,
-# and the same directory. They are forked when the missing files are known, before there are threads. Each
-# reports its result through a pipe; what it left waits in the scheduler of the parent, as if the parent had
-# left it. If a process ends without a result, its part is checked and fetched again.
+# The files are divided into parts of about as many bytes and files. Each process has its part and its own
+# connections, and writes to the same directory. The processes are forked when the missing files are known,
+# before threads are started. Each process reports its result through a pipe; files that it left wait in the
+# parent's scheduler, as if the parent had left them. If a process ends without a result, its part is checked,
+# and its missing files are fetched again.
 #
 # A forked process ends when its parent has ended: it checks this whenever it checks for signals.
 
 FILE_BYTES = 32 << 10
-"""The cost of a file of any size, in bytes that could be fetched meanwhile."""
+"""The fixed cost of a file, as the number of bytes that could be fetched in that time."""
 
 WORTHWHILE_FILES = 64
-"""One more process for fewer files costs more than it saves."""
+"""The minimum number of files for each process; for fewer files, a process costs more than it saves."""
 
 LOOK_S = 0.1
-"""How often to check, while waiting for others, whether the run must end."""
+"""How often to check whether the run must end, while waiting for worker processes."""
 
 END_S = 5.0
-"""How long others have to end; they check whenever bytes arrive, or none do."""
+"""
+How long worker processes have to end before they are killed; they check for signals whenever bytes arrive,
+and regularly.
+"""
 
 
 def parts_of(files: Sequence[ArchiveFile], jobs: int) -> list[list[ArchiveFile]]:
     """
-    Divide files among at most ``jobs`` processes, as many as are worth it; each part takes equally long.
+    Divide files into at most ``jobs`` parts that take equally long; fewer parts if they would be too small.
     """
     count = max(1, min(jobs, len(files) // WORTHWHILE_FILES))
     parts: list[list[ArchiveFile]] = [[] for _ in range(count)]
@@ -240,9 +249,9 @@ class WorkerProcesses:
 
     Args:
         report: has the tallies of the mirrors, in the order of the scheduler.
-        fetch: the work of each process: fetches the jobs of a scheduler, as far as all goes well, until it
-            must stop.
-        stopped: whether the run must end.
+        fetch: the work of each process: fetches the files of a scheduler, as far as the epoll driver can, and
+            stops if it must.
+        stopped: returns whether the run must end.
     """
 
     def __init__(
@@ -259,7 +268,7 @@ class WorkerProcesses:
         self._running: list[tuple[ForkedWork, list[ArchiveFile]]] = []
 
     def start(self, files: list[ArchiveFile]) -> None:
-        """Start one more process for these files. Raises: MirrorError: no more processes are possible."""
+        """Start a process for these files. Raises: MirrorError: no more processes are possible."""
         process = ForkedWork(lambda is_orphan: self._work(files, is_orphan))
         error = process.error
         if error is not None:
@@ -270,7 +279,7 @@ class WorkerProcesses:
         self._running.append((process, files))
 
     def _work(self, files: list[ArchiveFile], is_orphan: Callable[[], bool]) -> dict[str, Any]:
-        """Fetch, and return the result. In the process."""
+        """Fetch files, and return the result. Runs in the worker process."""
         self._destination.forked()
         tallies = [Tally(each.url) for each in self._report.tallies]
         urls = [each.url for each in tallies]
@@ -285,12 +294,12 @@ class WorkerProcesses:
 
     def join(self, plan: Scheduler) -> None:
         """
-        Wait until all have ended, and put into a scheduler what they have done and what they have left.
+        Wait until all processes have ended, and add their done and remaining files to a scheduler.
 
-        If the run must end meanwhile, they are stopped.
+        If the run must end meanwhile, the processes are stopped.
 
         Raises:
-            MirrorError: one could not continue: the destination accepts nothing any more.
+            MirrorError: a process could not continue, since the destination accepts no more files.
         """
         failed = None
         self._destination.has_changed()
@@ -311,7 +320,7 @@ class WorkerProcesses:
             raise MirrorError(failed)
 
     def _wait(self) -> None:
-        """Wait until the first one reports, which it does once, at its end."""
+        """Wait until the first process reports, which it does once, at its end."""
         looks = 0
         while not select.select([self._running[0][0].result_fd], [], [], LOOK_S)[0]:
             if self._stopped():
@@ -324,7 +333,10 @@ class WorkerProcesses:
             os.kill(process.pid, number)
 
     def _look(self, plan: Scheduler, files: list[ArchiveFile]) -> None:
-        """A process ended without a report: check which files it has fetched."""
+        """
+        Check which files were fetched by a process that ended without a report; add the missing ones to the
+        scheduler.
+        """
         for each in files:
             if self._destination.is_there(each):
                 plan.add_done(1, each.size or 0, 0, [each.path])
@@ -341,7 +353,8 @@ class WorkerProcesses:
             tally.refused += counts["refused"]
             tally.broken += counts["broken"]
             tally.connections += counts["connections"]
-            tally.busy_s = max(tally.busy_s, counts["busy_s"])  # it was busy at the same time
+            # The processes were busy at the same time.
+            tally.busy_s = max(tally.busy_s, counts["busy_s"])
         for number, refused_by, reasons in result["left"]:
             plan.add_failed(files[number], refused_by, reasons)
 
@@ -353,7 +366,7 @@ class WorkerProcesses:
 
 
 def _result(plan: Scheduler, tallies: Sequence[Tally], files: list[ArchiveFile]) -> dict[str, Any]:
-    """Return the report of a process; its files are named by their index in its part."""
+    """Return a worker process's result, which identifies files by their position in the process's part."""
     numbers = {each.path: number for number, each in enumerate(files)}
     return {
         "files": plan.done_files,

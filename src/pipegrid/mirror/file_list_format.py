@@ -10,7 +10,7 @@ from pipegrid.core.text import decode_text
 from pipegrid.errors import UsageError
 from pipegrid.mirror.archive_file import MAX_NAME_BYTES, ArchiveFile, BadEntry, quoted, wanted
 
-TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # the same as ``typing.TYPE_CHECKING``, without the slow import
 
 if TYPE_CHECKING:
     import re
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 #     hash in hex, spaces, size in bytes, spaces, path
 #
 # The path is last, relative to each URL and to the destination, and may have spaces. Empty lines, and lines
-# that begin with ``#``, are skipped. The hash is SHA-256, or by its length SHA-384 or SHA-512.
+# that begin with ``#``, are skipped. The hash is SHA-256, SHA-384 or SHA-512, depending on its length.
 
 MAX_LINE_BYTES = 4096
 _PLAIN_LINE = (
     rb"([0-9A-Fa-f]{64})[ \t]+([0-9]{1,12})[ \t]+"
     rb"((?:[A-Za-z0-9_+~][A-Za-z0-9._+~:=-]*/){0,30}[A-Za-z0-9_+~][A-Za-z0-9._+~:=-]*)\r?\n?"
 )
-"""Nearly all lines match this; their paths need no further checks except for their length."""
+"""Matches nearly all lines; of the path of such a line, only the length must be checked."""
 
 _LINE = r"([0-9A-Fa-f]{64,128})[ \t]+([0-9]{1,16})[ \t]+(\S.*)"
 
@@ -36,7 +36,7 @@ def read_list(lines: Iterable[bytes], name: str) -> Iterator[ArchiveFile]:
     Yield the files in a list.
 
     Args:
-        lines: each at most ``MAX_LINE_BYTES`` long, with or without its end.
+        lines: each has at most ``MAX_LINE_BYTES``, with or without its line end.
         name: of the list, for errors.
 
     Raises:
@@ -72,7 +72,7 @@ def read_list(lines: Iterable[bytes], name: str) -> Iterator[ArchiveFile]:
 
 @lru_cache(maxsize=1)
 def _patterns() -> tuple[re.Pattern[bytes], re.Pattern[str]]:
-    import re  # which takes four milliseconds with these, and is not always needed
+    import re  # not always needed; takes four milliseconds
 
     return re.compile(_PLAIN_LINE), re.compile(_LINE)
 
@@ -87,11 +87,13 @@ def list_line(entry: ArchiveFile) -> bytes:
 
 
 def lines_of(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines of an open file; a line that is too long comes in parts that are too long."""
+    """
+    Yield the lines of an open file; a line that is too long is split, and its first part is too long as well.
+    """
     while line := file.readline(MAX_LINE_BYTES + 1):
         yield line
 
 
 def lines_in(text: bytes) -> list[bytes]:
-    """Return the lines of a text, each with its end, except a last one without an end."""
+    """Return the lines of a text, each with its line end; the last line may have none."""
     return BytesIO(text).readlines()  # splitlines would also split at a carriage return

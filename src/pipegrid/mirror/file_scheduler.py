@@ -1,4 +1,6 @@
-"""The file scheduler (pure): which file is requested from which mirror next, and the outcomes."""
+"""
+The file scheduler: which file is requested from which mirror next, and the outcomes. Without input or output.
+"""
 
 from __future__ import annotations
 
@@ -15,48 +17,53 @@ from pipegrid.mirror.archive_file import ArchiveFile
 # **Queue.** The largest files are requested first. So the first request on a connection is a large one, and
 # TCP opens its window; the many small ones keep the pipes full at the end, when every link is fast.
 #
-# **Failures.** If a mirror could not give a file, it is put back for *another* mirror. Files that a mirror
-# lacks or has wrong (``refused``) are not requested from it again; when all mirrors have refused a file, it
-# has failed. A transfer that broke (``broken``: lost connections, silence, incomplete responses) says
-# nothing about the file: other mirrors are asked first, then the same one again, at most ``MAX_BREAKS``
-# times for each mirror. A request that was not processed (``put_back``) is no failure, and neither is one
-# that an overloaded mirror has deferred (``busy``).
+# **Failures.** If a mirror could not give a file, the file is put back for *another* mirror. A file that a
+# mirror lacks or has wrong (``refused``) is not requested from this mirror again; when all mirrors have
+# refused a file, the file has failed. A transfer that broke (``broken``: lost connections, silence,
+# incomplete responses) says nothing about the file: other mirrors are asked first, then the same one again,
+# at most ``MAX_BREAKS`` times for each mirror. A request that was not processed (``put_back``) is no failure,
+# and neither is one that an overloaded mirror has deferred (``busy``).
 #
 # **Pipelining.** Some servers and proxies confuse, drop or join the responses to pipelined requests. So a
-# refusal counts only if the request was alone on a connection that never had two. If a file is *wrong* and
-# was requested in ``company``, that is uncertain: the mirror is asked for it again, alone, and gets one
-# request at a time (``is_serial``) until it has answered. If the file is then right, the mirror is serial
-# for the rest of the run; if not, the mirror is at fault, and it is pipelined again. After a refusal in
-# company, other mirrors are asked first.
+# refusal is final only if the request was alone on a connection that never had two. If a file is *wrong* and
+# was requested in ``company`` (on a connection with further requests), this is uncertain: the file is
+# requested from the mirror again, alone, and until the response the mirror gets one request at a time
+# (``is_serial``). If the file is then right, the mirror is serial for the rest of the run; if the file is
+# wrong again, the mirror has a wrong file, and its requests are pipelined again. After a refusal in company,
+# other mirrors are asked first.
 #
-# **The mirror of the index** knows what the index names. It need not give a file that others may have; but
-# a file counts as refused by all only when all others have refused it, too.
+# **The mirror of the index** knows what the index names. It need not have a file that other mirrors may have;
+# but a file counts as refused by all only when all other mirrors have refused it, too.
 #
 # **Invariant.** Each file is in exactly one state: waiting, in flight (once or, near the end, twice), done,
 # failed.
 
-TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # the same as ``typing.TYPE_CHECKING``, without the slow import
 if TYPE_CHECKING:
     from typing import Literal
 
     Failure = Literal["refused", "wrong", "broken", "busy"]
 
 MAX_BREAKS = 3
-"""How often a file may break from one mirror. Each time costs at least a connection."""
+"""How often a transfer of a file from one mirror may break. Each time costs at least a connection."""
 
 UNKNOWN_BYTES = 1 << 20
-"""The assumed size of an index of unknown size, which others wait for."""
+"""The assumed size of a file of unknown size. These are indexes, which other files wait for."""
 
 
 class FetchJob:
     """
-    One file and the state of its requests. There may be hundreds of thousands, so it is small.
+    One file and the state of its requests. There may be hundreds of thousands of jobs, so a job is small.
 
-    Attributes: refused_by, in_flight: bits, one per mirror: those that lack it or have it wrong, those that
-        are being asked. company: bits of those with further requests on the connection. unproven: bits of
-        those that refused it in company. uncertain: bits of those to ask again, alone. breaks: how often it
-        broke from each mirror; None: never. reasons: the last reason of each mirror, for messages. is_over:
-        done, or failed.
+    Attributes:
+        refused_by, in_flight: bit sets, one bit per mirror: the mirrors that lack the file or have it wrong,
+            and those from which it is requested now.
+        company: bits of the mirrors whose connection has had further requests.
+        unproven: bits of the mirrors that refused the file in company.
+        uncertain: bits of the mirrors to ask again, alone.
+        breaks: how often a transfer broke, by mirror; None: never.
+        reasons: the last reason of each mirror, for messages.
+        is_over: the file is done, or has failed.
     """
 
     __slots__ = (
@@ -88,15 +95,15 @@ class FetchJob:
 
     @property
     def size_bytes(self) -> int:
-        """Its size; ``UNKNOWN_BYTES`` if unknown."""
+        """The size of the file; ``UNKNOWN_BYTES`` if unknown."""
         return _size_of(self.wanted)
 
     def breaks_at(self, mirror: int) -> int:
-        """Return how often it broke from a mirror."""
+        """Return how often a transfer of the file from a mirror broke."""
         return 0 if self.breaks is None else self.breaks.get(mirror, 0)
 
     def note(self, mirror: int, reason: str) -> None:
-        """Record why a mirror could not give it."""
+        """Record why a mirror could not give the file."""
         if self.reasons is None:
             self.reasons = {}
         self.reasons[mirror] = reason
@@ -112,16 +119,17 @@ def _job_of(each: FetchJob | ArchiveFile) -> FetchJob:
 
 class Scheduler:
     """
-    The files of one run.
+    The files of one run, and from which mirror each is requested next.
 
     Args:
-        mirrors: how many there are; they are numbered from 0.
+        mirrors: how many mirrors there are; they are numbered from 0.
         urls: of the mirrors.
-        serial_urls: of those that this run has found unable to pipeline; more are added here.
+        serial_urls: of the mirrors that this run has found unable to pipeline; the scheduler adds more.
 
     Attributes:
         failed: files that no mirror could give.
-        done_files, done_bytes: the fetched files; ``done_paths``: of the first ``MAX_SHOWN`` of these.
+        done_files, done_bytes: how much was fetched; ``done_paths``: the paths of the first ``MAX_SHOWN`` of
+            these files.
         retries: how often a file was put back.
     """
 
@@ -134,16 +142,17 @@ class Scheduler:
         self.serial_urls: set[str] = set() if serial_urls is None else serial_urls
         self._mirrors = mirrors
         self._urls = urls or [str(number) for number in range(mirrors)]
-        # By mirror: the files to request from it alone, and how many of those are outstanding.
+        # For each mirror: the files that must be requested from it alone, and how many files are uncertain.
         self._doubted: list[list[FetchJob]] = [[] for _ in range(mirrors)]
         self._uncertain_jobs = [0] * mirrors
         self._gone: set[int] = set()
         self._resting: set[int] = set()
-        # Largest first; the count keeps equal sizes in the order of arrival. Both are one number, and a
-        # file without a request has no job: for a list of 300,000 files that saves 50 MB.
+        # A heap with the largest file first; the count keeps files of equal size in the order of arrival.
+        # Size and count are one number, and a file without a request has no job: for a list of 300,000 files
+        # that saves 50 MB.
         self._waiting: list[tuple[int, FetchJob | ArchiveFile]] = []
         self._count = 0
-        # Not for every mirror: they are few, so a search takes little.
+        # One list for all mirrors, since the files that were put back are few, and a search takes little.
         self._again: list[FetchJob] = []
         self._open = 0
 
@@ -164,11 +173,11 @@ class Scheduler:
         return bool(self._waiting or self._again) or any(self._doubted)
 
     def is_serial(self, mirror: int) -> bool:
-        """Return whether it gets one request at a time, on connections that never had two."""
+        """Return whether a mirror gets one request at a time, on connections that never had two."""
         return bool(self._uncertain_jobs[mirror]) or self._urls[mirror] in self.serial_urls
 
     def becomes_serial(self, mirror: int) -> None:
-        """It cannot pipeline: it gets one request at a time for the rest of the run."""
+        """Record that a mirror cannot pipeline; it gets one request at a time for the rest of the run."""
         self.serial_urls.add(self._urls[mirror])
 
     def add(self, wanted: ArchiveFile) -> None:
@@ -178,14 +187,16 @@ class Scheduler:
     def add_done(
         self, files: int, size_bytes: int, retries: int, paths: Sequence[str] = ()
     ) -> None:
-        """Count files that other processes have fetched; they were never added here."""
+        """Count files that other processes have fetched and that were never added to this scheduler."""
         self.done_paths += paths[: MAX_SHOWN - len(self.done_paths)]
         self.done_files += files
         self.done_bytes += size_bytes
         self.retries += retries
 
     def add_failed(self, wanted: ArchiveFile, refused_by: int, reasons: dict[int, str]) -> None:
-        """Add a wanted file that other processes could not fetch; arguments as attributes of ``FetchJob``."""
+        """
+        Add a wanted file that other processes could not fetch; the arguments are attributes of ``FetchJob``.
+        """
         job = FetchJob(wanted)
         job.refused_by = refused_by
         job.reasons = reasons or None
@@ -193,7 +204,9 @@ class Scheduler:
         self._put_back(job)
 
     def next(self, mirror: int) -> FetchJob | None:
-        """Return what to request from this mirror now; None if no file waits that it may be asked for."""
+        """
+        Return the next file to request from this mirror; None if no waiting file may be requested from it.
+        """
         if mirror in self._gone:
             return None
         job = self._take_doubted(mirror, mirror) or self._take_again(mirror)
@@ -208,14 +221,17 @@ class Scheduler:
         return job
 
     def copy(self, job: FetchJob, mirror: int) -> bool:
-        """Request a file from another mirror as well, since one is slow; returns whether it may be asked."""
+        """
+        Mark a file as requested from another mirror as well, since the first is slow; return False if that is
+        not allowed.
+        """
         if job.is_over or job.in_flight >> mirror & 1 or not self._may_ask(job, mirror):
             return False
         job.in_flight |= 1 << mirror
         return True
 
     def done(self, job: FetchJob, mirror: int, size_bytes: int) -> bool:
-        """Record that a file has arrived and is right; returns False if another mirror was faster."""
+        """Record that a file has arrived and is right; return False if another mirror was faster."""
         self._arrived(job, mirror)
         if job.is_over:
             return False
@@ -232,13 +248,16 @@ class Scheduler:
         return True
 
     def put_back(self, job: FetchJob, mirror: int) -> None:
-        """Put back a request that the mirror has not processed, or that was withdrawn; not a failure."""
+        """
+        Put back a file whose request the mirror has not processed, or that was withdrawn; this is not a
+        failure.
+        """
         self._arrived(job, mirror)
         self._put_back(job)
 
     def failed_at(self, job: FetchJob, mirror: int, kind: Failure, reason: str) -> bool:
         """
-        Record that this mirror could not give it; it is put back for another one, or has failed.
+        Record that this mirror could not give the file; it is put back for another mirror, or has failed.
 
         Returns:
             False if that is uncertain: the file is wrong, and other requests were on the connection.
@@ -266,7 +285,7 @@ class Scheduler:
         return True
 
     def _mark_uncertain(self, job: FetchJob, mirrors: int) -> None:
-        """Request it again from these mirrors, alone."""
+        """Record that the file must be requested from these mirrors again, alone."""
         job.refused_by &= ~mirrors
         job.unproven &= ~mirrors
         for mirror in range(self._mirrors):
@@ -274,21 +293,21 @@ class Scheduler:
         job.uncertain |= mirrors
 
     def _settle(self, job: FetchJob, mirrors: int) -> None:
-        """Do not request it again, alone, from these mirrors any more."""
+        """Record that the file need not be requested alone from these mirrors any more."""
         job.uncertain &= ~mirrors
         if mirrors:
             for mirror in range(self._mirrors):
                 self._uncertain_jobs[mirror] -= mirrors >> mirror & 1
 
     def rests(self, mirror: int, resting: bool = True) -> None:
-        """A mirror begins or ends a rest: no file waits for it meanwhile."""
+        """Record that a mirror begins or ends a rest; meanwhile no file is reserved for this mirror."""
         if resting:
             self._resting.add(mirror)
         else:
             self._resting.discard(mirror)
 
     def gave_up(self, mirror: int, reason: str) -> None:
-        """Request nothing from this mirror any more; its requests must have been put back or failed."""
+        """Request nothing more from this mirror; its requests must have been put back or failed."""
         self._gone.add(mirror)
         again, self._again = self._again + self._doubted[mirror], []
         self._doubted[mirror] = []
@@ -297,7 +316,7 @@ class Scheduler:
                 job.note(mirror, reason)
             self._put_back(job)
         if len(self._gone) < self._mirrors:
-            return  # others may be asked for all that waits
+            return  # the remaining mirrors may have all waiting files
         waiting, self._waiting = self._waiting, []
         common = {mirror: reason}
         for _, each in waiting:
@@ -339,7 +358,7 @@ class Scheduler:
         job.company &= ~(1 << mirror)
 
     def _able(self, job: FetchJob) -> int:
-        """Return the bits of the mirrors that may be asked for it."""
+        """Return the bits of the mirrors that the file may be requested from."""
         return sum(1 << each for each in range(self._mirrors) if self._may_ask(job, each))
 
     def _may_ask(self, job: FetchJob, mirror: int) -> bool:
@@ -350,14 +369,20 @@ class Scheduler:
         )
 
     def _take_doubted(self, of: int, mirror: int) -> FetchJob | None:
-        """Take a file that mirror ``of`` must be asked for alone; another mirror gets it only at the end."""
+        """
+        Take a file that must be requested alone from mirror ``of``; for another mirror, this is the last
+        choice.
+        """
         for index, job in enumerate(self._doubted[of]):
             if self._may_ask(job, mirror):
                 return self._doubted[of].pop(index)
         return None
 
     def _take_again(self, mirror: int) -> FetchJob | None:
-        """Take a file that was put back, preferably one that did not break from this mirror yet."""
+        """
+        Take a file that was put back; files whose transfers broke less often from other mirrors are left to
+        these.
+        """
         for index, job in enumerate(self._again):
             if not self._may_ask(job, mirror):
                 continue
@@ -372,7 +397,7 @@ class Scheduler:
         return None
 
     def waiting(self) -> Iterator[FetchJob]:
-        """Yield the waiting files, in no order."""
+        """Yield the waiting files, in no particular order."""
         for entry in self._waiting:
             yield _job_of(entry[1])
         yield from self._again
@@ -387,10 +412,10 @@ class Scheduler:
         assert all(count >= 0 for count in self._uncertain_jobs), self._uncertain_jobs
 
 
-# The outcome of a run, in all and for each mirror; also while it goes on.
+# The outcome of a run, in total and for each mirror; also while the run is in progress.
 
 MAX_SHOWN = 20
-"""Reasons that are kept for messages; further ones are only counted."""
+"""How many reasons or paths are kept for messages; further ones are only counted."""
 
 
 class Tally:
@@ -399,8 +424,8 @@ class Tally:
 
     Attributes:
         busy_s: the time with outstanding responses.
-        broken: requests that broke; ``refused``: files that it lacked or had wrong.
-        given_up: why nothing is requested from it any more; None if it may be asked.
+        broken: how many transfers broke; ``refused``: how many files the mirror lacked or had wrong.
+        given_up: why nothing more is requested from the mirror; None if it is still used.
     """
 
     def __init__(self, url: str) -> None:
@@ -411,25 +436,25 @@ class Tally:
 
     @property
     def bytes_per_s(self) -> float:
-        """Bytes received per second of the time with outstanding responses; 0.0 if there was none."""
+        """The speed in the time with outstanding responses; 0.0 if there was none."""
         return self.received_bytes / self.busy_s if self.busy_s else 0.0
 
 
 class Report:
     """
-    The outcome of a run; also while it goes on.
+    The outcome of a run, up to now if the run is in progress.
 
     Attributes:
         wanted_files, wanted_bytes: in the list or index, as far as it has been read.
         present_files: those that existed and were right.
-        fetched_files, fetched_bytes: those that did not.
-        fetched: the paths of the first ``MAX_SHOWN`` of these.
-        failed: path and reason of files that no mirror could give.
-        failed_files: how many those are.
+        fetched_files, fetched_bytes: those that were fetched.
+        fetched: the paths of the first ``MAX_SHOWN`` fetched files.
+        failed: path and reason of the first ``MAX_SHOWN`` files that no mirror could give.
+        failed_files: how many files no mirror could give.
         unnoted_files: how many verified files could not be recorded.
         retries: how often a file was requested again, from the same or another mirror.
         tallies: of each mirror, in the order given.
-        elapsed_s: until now.
+        elapsed_s: the duration of the run until now.
     """
 
     def __init__(self, tallies: Sequence[Tally] = ()) -> None:
@@ -449,13 +474,13 @@ class Report:
             self.failed.append((path, why))
 
     def withdraw(self, path: str) -> None:
-        """Remove a failed file that exists after all."""
+        """Remove a failed file from the report, since it exists after all."""
         self.failed_files -= 1
         self.failed = [each for each in self.failed if each[0] != path]
 
     @property
     def is_stopped(self) -> bool:
-        """Whether no mirror is left that could be asked."""
+        """Whether every mirror has been given up."""
         return all(tally.given_up is not None for tally in self.tallies)
 
     @property

@@ -1,4 +1,4 @@
-"""Records of verified files, so that a file need not be hashed again while it is unchanged."""
+"""Records of verified files, so that an unchanged file need not be hashed again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stat import S_ISREG
 
 from pipegrid.mirror.archive_file import ArchiveFile
 
-TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # the same as ``typing.TYPE_CHECKING``, without the slow import
 if TYPE_CHECKING:
     import sqlite3
 
@@ -21,7 +21,7 @@ _SIZE = 2**48
 _TIME = 2**64
 
 LIBREPO = "user.Librepo.checksum."
-"""The prefix of attributes in which librepo, which dnf is built on, records the same."""
+"""The prefix of attributes in which librepo, the library of dnf, records verified files."""
 
 
 def proof(wanted: ArchiveFile, status: os.stat_result) -> bytes:
@@ -29,23 +29,23 @@ def proof(wanted: ArchiveFile, status: os.stat_result) -> bytes:
     Return the record of a verified file: 47 bytes with SHA-256.
 
     The record is in an extended attribute of the file: hash, size and time of last change. Any write to the
-    file changes its time, and another file of that name has no such attribute. All three are needed: an
-    attribute may reach the disk before the bytes do. After a power cut 4,536 of 6,649 files had a wrong
-    one; size and time revealed each.
+    file changes its time, and another file under the same name has no such attribute. The size and the time
+    are needed since an attribute may reach the disk before the bytes do: after a power cut, 4,536 of 6,649
+    files had a wrong attribute, and size and time revealed each of them.
 
-    It is short because ext4 has space for 48 bytes with this name in the inode itself. For more it takes a
-    block of 4 KiB for each file, and syncs it.
+    The record is short because ext4 has space for 48 bytes under this name in the inode itself. For a longer
+    one, ext4 takes a block of 4 KiB for each file, and syncs the block.
     """
     return b"%s%s%s%s" % (
         _VERSION,
         (status.st_size % _SIZE).to_bytes(6, "big"),
         (status.st_mtime_ns % _TIME).to_bytes(8, "big"),
-        wanted.digest,  # its length gives the algorithm
+        wanted.digest,  # the hash's length shows the algorithm
     )
 
 
 def note(fd: int, wanted: ArchiveFile) -> bool:
-    """Record that the open file is right; returns False without attributes."""
+    """Record that the open file is right; return False if the file system has no attributes."""
     try:
         os.setxattr(fd, ATTRIBUTE, proof(wanted, os.fstat(fd)))
     except (OSError, AttributeError):
@@ -54,7 +54,7 @@ def note(fd: int, wanted: ArchiveFile) -> bool:
 
 
 def is_noted(fd: int, wanted: ArchiveFile, status: os.stat_result) -> bool:
-    """Return whether an open file is recorded as the wanted one, and has not changed since."""
+    """Return whether an open file is recorded as the wanted one, and is unchanged since."""
     try:
         return os.getxattr(fd, ATTRIBUTE) == proof(wanted, status)
     except (OSError, AttributeError):
@@ -65,13 +65,16 @@ def is_noted_at(
     directory: int, name: str, wanted: ArchiveFile, seen: StatCache | None = None
 ) -> bool:
     """
-    Return the same for a file in an open directory, without opening it, at half the cost.
+    Return the same as ``is_noted`` for a file in an open directory, without opening the file, at half the
+    cost.
 
-    False means that it must be opened. A symbolic link is not followed. If another file gets the name
-    between the two system calls, size and time of the first do not match the attribute of the second.
+    False means that the file must be opened and checked. A symbolic link is not followed. If another file
+    gets the name between the two system calls, the size and time from the first call do not match the
+    attribute from the second.
 
     Args:
-        seen: may know a file without its attribute, and records the others.
+        seen: if it has the status of the file, the file's attribute is not read; otherwise the status is
+            added once the attribute matches.
     """
     try:
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
@@ -91,7 +94,7 @@ def is_noted_at(
 
 def is_noted_by_librepo(fd: int, wanted: ArchiveFile, status: os.stat_result) -> bool:
     """
-    Return whether dnf has verified an open file as the wanted one, and it has not changed since.
+    Return whether dnf has verified an open file as the wanted one, and the file is unchanged since.
 
     The caller must have compared the file's size, which librepo does not record.
     """
@@ -104,7 +107,7 @@ def is_noted_by_librepo(fd: int, wanted: ArchiveFile, status: os.stat_result) ->
 
 
 def _removed(fd: int, name: str) -> bool:
-    """Remove an attribute of an open file; returns whether it has none of that name."""
+    """Remove an attribute of an open file; return whether the file has no attribute of that name now."""
     try:
         os.getxattr(fd, name)
     except (OSError, AttributeError):
@@ -118,15 +121,15 @@ def _removed(fd: int, name: str) -> bool:
 
 class Ledger:
     """
-    The same records by path in a small database, for file systems without attributes.
+    Records of verified files by path in a small database, for file systems without attributes.
 
-    For one thread at a time; processes that fetch and verify at the same time share it. It only saves time,
-    so its errors are not reported. On a full or read-only disk it records nothing. A damaged one is
-    renamed, and a new one begun: its files are hashed again.
+    A ledger is for one thread at a time; processes that fetch and verify at the same time share the database.
+    The ledger only saves time, so its errors are not reported. On a full or read-only disk it records
+    nothing. A damaged database is renamed, and a new one begun: the files in it are hashed again.
     """
 
     def __init__(self, path: str) -> None:
-        import sqlite3  # few file systems need it
+        import sqlite3  # few file systems need this module
 
         self._path = path
         self._database: sqlite3.Connection | None = None
@@ -134,7 +137,7 @@ class Ledger:
             try:
                 self._database = self._open()
             except sqlite3.OperationalError:
-                raise  # the existing database is good
+                raise  # not a damaged database: it is kept
             except sqlite3.DatabaseError:
                 self.set_aside()
                 self._database = self._open()
@@ -155,7 +158,9 @@ class Ledger:
         return database
 
     def set_aside(self) -> None:
-        """Rename the database and its other files, which would otherwise be applied to the next one."""
+        """
+        Rename the database, and remove its journals, which would otherwise be applied to a new database.
+        """
         self.close()
         for suffix in ("-journal", "-wal", "-shm"):
             with suppress(FileNotFoundError):
@@ -163,11 +168,11 @@ class Ledger:
         os.replace(self._path, self._path + ".damaged")
 
     def note(self, entries: Iterable[tuple[str, bytes]]) -> bool:
-        """Record paths and their proofs, in one transaction; returns whether that succeeded."""
+        """Record paths and their proofs in one transaction; return whether that succeeded."""
         return self._change("INSERT OR REPLACE INTO verified VALUES (?, ?)", entries)
 
     def find(self, path: str) -> bytes | None:
-        """Return the proof of a path."""
+        """Return the recorded proof of a path; None if there is none."""
         import sqlite3
 
         if self._database is None:
@@ -185,7 +190,7 @@ class Ledger:
         return found[0] if found is not None and isinstance(found[0], bytes) else None
 
     def forget(self, paths: Iterable[str]) -> bool:
-        """Remove the records of files, in one transaction; returns whether that succeeded."""
+        """Remove the records of files in one transaction; return whether that succeeded."""
         return self._change("DELETE FROM verified WHERE path = ?", ((path,) for path in paths))
 
     def _change(self, statement: str, rows: Iterable[tuple[object, ...]]) -> bool:
@@ -212,8 +217,8 @@ class HashCache:
     The records of a mirror's files: in attributes, or in a ``Ledger`` on file systems without them.
 
     Args:
-        path: of the ledger, which is made with the first record.
-        seen: records the file status as well.
+        path: of the ledger, which is made for the first record in it.
+        seen: also records the status of the files.
     """
 
     def __init__(self, path: str, seen: StatCache) -> None:
@@ -222,7 +227,7 @@ class HashCache:
         self._ledger: Ledger | None = None
 
     def is_known(self, fd: int, wanted: ArchiveFile, status: os.stat_result) -> bool:
-        """Return whether an open file is recorded as right, and has not changed."""
+        """Return whether an open file is recorded as right, and is unchanged since."""
         if is_noted(fd, wanted, status) or self._is_in_ledger(wanted, status):
             self.seen.add(wanted.digest, status)
             return True
@@ -245,12 +250,12 @@ class HashCache:
         """
         Remove all records of an open file that was hashed and is wrong.
 
-        A disk that loses data does not change times. Without this, the next run would take the file for
-        right again, after a ``paranoid`` one has found it wrong. If the attribute cannot be removed, the
+        When a disk loses data, the file's times stay the same. Without this call, the next run would accept
+        the file again, after a ``paranoid`` run has found it wrong. If the attribute cannot be removed, the
         file gets another time.
 
         Returns:
-            Whether that succeeded; False: the next run may accept the wrong file.
+            Whether that succeeded. After False the next run may accept the wrong file.
         """
         if self._ledger is None and os.path.exists(self._path):
             self._ledger = Ledger(self._path)
@@ -263,23 +268,25 @@ class HashCache:
         done.append(self.seen.withdraw(wanted.digest, status))
         try:
             if not all(done):
-                os.utime(fd)  # every record has a time
+                os.utime(fd)  # no record matches the new time
         except OSError:
             return False
         return True
 
     def forget(self, path: str) -> None:
-        """Remove the record of a file that is removed; an attribute goes with the file."""
+        """
+        Remove the ledger's record of a file that is removed; an attribute is removed together with the file.
+        """
         if self._ledger is not None:
             self._ledger.forget([path])
 
     def forked(self) -> None:
-        """Adapt to a fork: this new process must not use its parent's ledger."""
-        self._parents, self._ledger = self._ledger, None  # not closed in this process
+        """Adapt to a fork: this process is the child, and must not use its parent's ledger."""
+        self._parents, self._ledger = self._ledger, None  # not closed: the parent uses it
         self.seen.forked()
 
     def close(self) -> None:
-        """Write the records, and close the ledger, if there is one."""
+        """Write the rows of ``seen``, and close the ledger if there is one."""
         self.seen.keep()
         if self._ledger is not None:
             self._ledger.close()

@@ -1,7 +1,7 @@
 """
-Finds files that already exist: recorded as right, hashed now, or left by an interrupted run.
+A check for files that already exist: recorded as right, hashed now, or left by an interrupted run.
 
-Synchronous, for the thread that has the destination.
+The check is synchronous, for the destination's thread.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from pipegrid.mirror.archive_file import (
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.file_scheduler import Report
 
-TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # the same as ``typing.TYPE_CHECKING``, without the slow import
 if TYPE_CHECKING:
     from random import Random
 
 _NOT_GIVEN_BACK = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})
-"""Errors by which disks and file systems report that written data is lost."""
+"""Errors with which disks and file systems report that written data is lost."""
 
 MirrorEntry = ArchiveFile | tuple[str, int | None, Mapping[str, bytes | str]]
-"""A file that the mirror should have: path, size in bytes, hashes by name."""
+"""A file that the mirror should have: path, size in bytes, and hashes by algorithm."""
 
 
 class VerifyPolicy:
@@ -37,8 +37,8 @@ class VerifyPolicy:
     Decides which files are hashed again although they are recorded as right.
 
     Args:
-        paranoid: all of them.
-        sample: this share of them, 0.0 to 1.0.
+        paranoid: hash all files again.
+        sample: hash this share of the files again, 0.0 to 1.0.
         drawn: draws the sample; None: at random.
     """
 
@@ -48,7 +48,7 @@ class VerifyPolicy:
         self._paranoid = paranoid
         self._sample = sample
         if sample > 0 and drawn is None:
-            from random import Random  # few callers need it
+            from random import Random  # few callers need this module
 
             drawn = Random()
         self._drawn = drawn
@@ -59,7 +59,7 @@ class VerifyPolicy:
         return not self._paranoid and self._drawn is None
 
     def next(self) -> bool:
-        """Return whether to hash the next file."""
+        """Return whether to hash the next file even if it is recorded as right."""
         if self._paranoid or self._drawn is None:
             return self._paranoid
         return self._drawn.random() < self._sample
@@ -67,11 +67,11 @@ class VerifyPolicy:
 
 def checked(files: Iterable[MirrorEntry]) -> Iterator[ArchiveFile]:
     """
-    Yield each entry once.
+    Yield the file of each entry, checked; a repeated path is yielded once.
 
     Raises:
-        BadEntry: one is invalid, or repeats a path with another hash.
-        UsageError: one is of the wrong kind.
+        BadEntry: an entry is invalid, or repeats a path with another hash.
+        UsageError: an entry has the wrong type.
     """
     seen: dict[str, bytes] = {}
     for entry in files:
@@ -87,13 +87,13 @@ def checked(files: Iterable[MirrorEntry]) -> Iterator[ArchiveFile]:
 
 
 def _given(entry: tuple[str, int | None, Mapping[str, bytes | str]]) -> ArchiveFile:
-    """Return an entry of a caller's own list, checked."""
+    """Check an entry of a caller's own list, and return its file."""
     if isinstance(entry, (tuple, list)) and len(entry) == 3:
         path, size, hashes = entry
         sized = size is None or (isinstance(size, int) and not isinstance(size, bool))
         if isinstance(path, str) and sized and isinstance(hashes, Mapping):
             return wanted(path, size, hashes)
-    from pipegrid.argument_checks import shown  # which loads ``typing``
+    from pipegrid.argument_checks import shown  # this module imports ``typing``
 
     raise UsageError(
         "a file of a mirror is a path as text, a size in bytes and a dict of hashes by name, "
@@ -103,10 +103,10 @@ def _given(entry: tuple[str, int | None, Mapping[str, bytes | str]]) -> ArchiveF
 
 class LocalCheck:
     """
-    Finds the missing files, and counts.
+    Finds the missing files, and counts the wanted and the existing ones.
 
     Args:
-        takes_up: whether complete files of an interrupted run are published; else they are only counted.
+        takes_up: whether complete files of an interrupted run are published; otherwise they count as missing.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class LocalCheck:
         self._leftovers = destination.leftovers()
 
     def missing(self, chunk: list[ArchiveFile]) -> list[ArchiveFile]:
-        """Return the files that do not exist, or are wrong, and can be kept."""
+        """Return the files of ``chunk`` that are missing or wrong, and that the mirror can keep."""
         verify_policy, leftovers = self._verify_policy, self._leftovers
         report = self._report
         missing = []
@@ -150,7 +150,8 @@ class LocalCheck:
                 report.present_bytes += size
             else:
                 missing.append(each)
-        # Like fetched files, before indexes that name them are published.
+        # The names of files that were taken up must be durable before indexes that name these files are
+        # published.
         self._destination.sync_names(named)
         return missing
 
@@ -160,7 +161,7 @@ class LocalCheck:
         except MirrorError as error:
             why = error.__cause__
             if isinstance(why, OSError) and why.errno in _NOT_GIVEN_BACK:
-                return False  # the fetched file replaces it
+                return False  # the file is fetched again, and replaces this one
             raise
 
     def _take_up(self, name: str, each: ArchiveFile) -> bool:

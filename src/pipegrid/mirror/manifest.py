@@ -10,19 +10,22 @@ from pipegrid.mirror.archive_file import ArchiveFile, MirrorError
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.file_list_format import MAX_LINE_BYTES, lines_of, list_line, read_list
 
-TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # the same as ``typing.TYPE_CHECKING``, without the slow import
 if TYPE_CHECKING:
     from typing import BinaryIO
 
 WORTHWHILE_BYTES = 64 << 10
-"""Of a manifest, some 500 files: to check fewer takes no longer than to start a process."""
+"""
+The minimum size of a part of the manifest, some 500 files: checking fewer takes no longer than starting a
+process.
+"""
 
 PIECE_BYTES = 32 << 10
-"""Some 250 files."""
+"""The size of a piece of the manifest: some 250 files."""
 
 
 def write_manifest(destination: Destination, entries: Iterable[ArchiveFile]) -> None:
-    """Record the files of a complete run, in the format of ``file_list_format``; atomically."""
+    """Record the files of a complete run atomically, in the format of ``file_list_format``."""
     for _ in noting(destination, entries):
         pass
     keep_manifest(destination)
@@ -32,10 +35,10 @@ def noting(
     destination: Destination, entries: Iterable[ArchiveFile], further: Iterable[ArchiveFile] = ()
 ) -> Iterator[ArchiveFile]:
     """
-    Yield entries, and write the manifest meanwhile, which takes effect with ``keep_manifest``.
+    Yield entries, and write each to the new manifest, which takes effect with ``keep_manifest``.
 
     Args:
-        further: is written as well, and not yielded.
+        further: entries that are written as well, but not yielded.
     """
     with (
         destination.reporting("record its files"),
@@ -48,7 +51,7 @@ def noting(
 
 
 def add_to_manifest(destination: Destination, entries: Iterable[ArchiveFile]) -> None:
-    """Add entries, perhaps none, to the manifest of the current run, which begins to publish files."""
+    """Add entries, perhaps none, to the new manifest of the current run, which is about to publish files."""
     with (
         destination.reporting("record its files"),
         open(_new(destination), "ab", opener=_open_own) as file,
@@ -71,10 +74,10 @@ def keep_manifest(
     destination: Destination, replaced: Mapping[str, ArchiveFile] | None = None
 ) -> None:
     """
-    Make the new manifest that of the last complete run.
+    Make the new manifest the one of the last complete run.
 
     Args:
-        replaced: by path, the existing file if it differs from the manifest.
+        replaced: entries by path that replace those in the new manifest; see ``Entries.replaced``.
     """
     with destination.reporting("record its files"):
         if replaced:
@@ -92,15 +95,16 @@ def _replace(path: str, replaced: Mapping[str, ArchiveFile]) -> None:
 
 
 ManifestPart = tuple[int, int]
-"""The first byte of a part of the manifest, and the end; both at the beginning of a line."""
+"""The positions of the first byte of a part of the manifest, and of the byte after it; both begin a line."""
 
 
 def parts_of_manifest(destination: Destination, count: int) -> list[ManifestPart]:
     """
-    Return at most ``count`` parts of the manifest, of about equal size and each worth a process.
+    Return at most ``count`` parts of the manifest, of about equal size; each is large enough to be worth a
+    process.
 
     Raises:
-        MirrorError: there is none.
+        MirrorError: there is no manifest.
     """
     with _open(destination) as file:
         size = os.fstat(file.fileno()).st_size
@@ -108,7 +112,7 @@ def parts_of_manifest(destination: Destination, count: int) -> list[ManifestPart
         bounds = [0]
         for number in range(1, count):
             file.seek(size * number // count)
-            file.readline(MAX_LINE_BYTES + 1)  # the reader of the part refuses a longer one
+            file.readline(MAX_LINE_BYTES + 1)  # the reader of the part refuses a longer line
             bounds.append(min(file.tell(), size))
     return list(zip(bounds, [*bounds[1:], size], strict=True))
 
@@ -118,14 +122,17 @@ def read_manifest(destination: Destination) -> Iterator[ArchiveFile]:
     Yield the files that the last complete run wanted.
 
     Raises:
-        MirrorError: there was none.
+        MirrorError: no run was complete.
     """
     with _open(destination) as file:
         yield from read_list(lines_of(file), MANIFEST)
 
 
 def read_pieces(destination: Destination, part: ManifestPart) -> Iterator[bytes]:
-    """Yield a part of the manifest, some hundred whole lines at a time; one that is too long may be split."""
+    """
+    Yield a part of the manifest, some hundred whole lines at a time; only a line that is too long may be
+    split.
+    """
     with _open(destination) as file:
         file.seek(part[0])
         while (left := part[1] - file.tell()) > 0:

@@ -1,4 +1,4 @@
-"""The public class `Mirror`: a mirror that uses a reactor, and its small files."""
+"""The public class `Mirror`: a mirror that uses a reactor, and its requests for small files."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from pipegrid.reactor.workers import CpuWorkers, Workers
 
 TIMEOUT_S = 20.0
 MOST_S = 300.0
-"""The time limit for all files of a request: a mirror that sends slowly is left for the next one."""
+"""The time limit for all files of one call; for a mirror that exceeds it, the next mirror is used."""
 
 PAUSES_S = (1.0, 5.0)
 """The pauses before an overloaded mirror is asked again, unless it demands longer ones."""
@@ -62,10 +62,10 @@ PAUSES_S = (1.0, 5.0)
 
 class SmallFiles:
     """
-    Fetches small files from one mirror; to be closed.
+    Fetches small files with unknown hashes from one mirror; must be closed.
 
     Args:
-        serial: one request after the other.
+        serial: send each request only after the previous response.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class SmallFiles:
         self._pools: dict[str, HostPool] = {}
 
     def _pool(self, address: Address) -> HostPool:
-        """Return the pool for a host: the mirror's own, or one that it redirects to."""
+        """Return the pool for a host, which is the mirror itself, or a host that it redirects to."""
         pool = self._pools.get(address.origin)
         if pool is None:
             pool = self._pools[address.origin] = HostPool(
@@ -97,7 +97,7 @@ class SmallFiles:
 
     async def fetch(self, path: str, most_bytes: int) -> bytes | str:
         """
-        Return a file, or a sentence about the mirror's other response.
+        Return the content of a file; a sentence about the response if the mirror does not give it.
 
         Raises:
             MirrorError: the mirror does not respond, or the file is too long.
@@ -134,13 +134,14 @@ class SmallFiles:
 
     async def fetch_all(self, asked: Sequence[tuple[str, int]]) -> SmallResponses:
         """
-        Return those of some files that the mirror gives; each with its limit in bytes.
+        Return the files that the mirror gives; ``asked`` has the path and the limit in bytes of each wanted
+        file.
 
         Refusals are in the result too: many mirrors refuse missing files with a status other than 404, and
-        some files may be missing. All are requested at once, and then the connection is closed.
+        some files may be missing. All files are requested at once, and afterwards the connection is closed.
 
         Raises:
-            MirrorError: as ``fetch``.
+            MirrorError: as for ``fetch``.
         """
         asking = Deferred.fromCoroutine(
             gather([Deferred.fromCoroutine(self.fetch(path, most)) for path, most in asked])
@@ -160,7 +161,8 @@ class SmallFiles:
             else:
                 found[path] = data
         if not self._serial and not all(may_be(path, data) for path, data in found.items()):
-            # No hash would reveal confused pipelined responses.
+            # The responses seem confused. No hash would reveal it, so the files are fetched again without
+            # pipelining.
             again = SmallFiles(self._clock, self._address, self._connector, serial=True)
             return await again.fetch_all(asked)
         return found
@@ -173,7 +175,7 @@ class SmallFiles:
 
 @implementer(IPolicyForHTTPS)
 class TlsPolicy:
-    """The authorities and the certificate of a run, for connections of the reactor."""
+    """The certificate authorities and the client's certificate of a run, for connections of the reactor."""
 
     def __init__(self, tls: TlsFiles) -> None:
         self._tls = tls
@@ -202,7 +204,7 @@ def _certificates(data: bytes) -> list[Certificate]:
 
 # ``Mirror``: brings a directory up to date from several mirrors at once.
 #
-# The path of a file: list or index -> ``ArchiveFile`` -> does it exist already? (in a thread) ->
+# The path of a file: list or index -> ``ArchiveFile`` -> does the file exist already? (in a thread) ->
 # ``Scheduler`` -> a connection of a ``MirrorSource`` -> ``ArchiveSink`` (hash, disk, name; in the same
 # thread). Events are reported to the scheduler, which decides the next requests.
 
@@ -215,10 +217,11 @@ class Mirror:
     A directory, and the mirrors that it is brought up to date from.
 
     Args:
-        urls: of the mirrors; files are below them.
-        destination: a path, made if it does not exist; locked until ``close``. An open one is closed then.
+        urls: of the mirrors; the paths of files are relative to them.
+        destination: a path, which is made if it does not exist, and locked until ``close``; or an open
+            ``Destination``, which ``close`` closes.
         durability: as for storage servers (``disk.durability``).
-        connections: to each mirror at most.
+        connections: the maximum to each mirror.
         endpoints: how to connect; None: TCP, and TLS with the platform's authorities.
         paranoid: hash existing files even if they are recorded as right.
         sample: hash this share of the existing files, drawn at random; 0.0 to 1.0.
@@ -227,9 +230,9 @@ class Mirror:
             run.
         dry_run: count what would be fetched, and change nothing.
         seed: for drawing the sample.
-        workers: where the disk is written, one job after the other; None: a thread of its own.
+        workers: the thread that writes to the disk, one job after the other; None: a new one.
         environment: names proxies (``http11.proxy_settings``); None: there are none.
-        access: how hosts are asked, and with which credentials; replaces ``environment``.
+        access: proxies, credentials and TLS files for all hosts; replaces ``environment``.
 
     Raises:
         UsageError: a URL or a number is invalid.
@@ -275,14 +278,14 @@ class Mirror:
         self._limit = limit_bytes_per_s
         self._progress = progress
         self._dry_run = dry_run
-        # Options that only the reactor supports.
+        # The epoll driver does not support custom endpoints and a rate limit.
         self._sprints = endpoints is None and self._limit is None and can_use_epoll(self._addresses)
         self._running: TwistedDriver | None = None
         self._in_flight: set[Deferred[Report]] = set()
         self._closed = False
 
     def is_stopped(self) -> bool:
-        """Return whether it is closed; from any thread."""
+        """Return whether the mirror is closed; may be called in any thread."""
         return self._closed
 
     async def fetch_small(self, number: int, asked: Sequence[tuple[str, int]]) -> SmallResponses:
@@ -291,7 +294,10 @@ class Mirror:
         return await SmallFiles(self._reactor, address, self._connector).fetch_all(asked)
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
-        """Call a function in the thread that has the destination; UsageError once it is closed."""
+        """
+        Call a function in the destination's thread; fires with its result. After ``close``, fails with
+        UsageError.
+        """
         if self._closed:
             return fail(_closed())
         return self._workers.run(function, *args, **kwargs)
@@ -305,15 +311,15 @@ class Mirror:
         Args:
             files: read while the first of them are being fetched, in the reactor's thread or that of the
                 destination.
-            staged: keep them unpublished until ``release``; for indexes, which come last.
-            always: even if this is a dry run.
+            staged: keep the files unpublished until ``release``; for indexes, which are published last.
+            always: fetch even if the mirror is for a dry run.
 
-        Cancelling it closes all connections; received files are kept for the next run.
+        Cancelling the Deferred closes all connections; received files are kept for the next run.
 
         Raises (through the Deferred):
-            BadEntry: an entry is refused; it and the following ones are not fetched.
-            MirrorError: the destination accepts nothing any more.
-            UsageError: a run is in progress, the mirror is closed, or these are not files.
+            BadEntry: an entry is refused; this and the following files are not fetched.
+            MirrorError: the destination accepts no more files.
+            UsageError: a run is in progress, the mirror is closed, or ``files`` has something else.
         """
         dry_run = self._dry_run and not always
         work = MirrorRun(
@@ -327,7 +333,7 @@ class Mirror:
         return self._start(self._sync(work, files, dry_run))
 
     def finish(self, work: MirrorRun) -> Deferred[Report]:
-        """Complete a run that the epoll driver has begun; as ``sync``."""
+        """Complete a run that the epoll driver has begun; fires like ``sync``."""
         return self._start(self._sync(work, (), False))
 
     def _start(self, work: Coroutine[Any, Any, Report]) -> Deferred[Report]:
@@ -370,8 +376,8 @@ class Mirror:
         """
         Check that all files of the last complete run exist and are right; makes no request.
 
-        Files that are recorded as right take little time, unless the mirror is ``paranoid`` or draws them
-        as a ``sample``. The report's ``failed`` names the missing and wrong files.
+        Files that are recorded as right take little time, unless the mirror is ``paranoid``, or a file is
+        drawn for the ``sample``. The report's ``failed`` names missing and wrong files.
 
         Raises (through the Deferred):
             MirrorError: no run to this destination was complete.
@@ -392,21 +398,21 @@ class Mirror:
         )
 
     def complete(self, entries: Iterable[ArchiveFile]) -> Deferred[None]:
-        """Record that these are the files of the destination; see ``verify`` and ``delete_others``."""
+        """Record ``entries`` as the files of the last complete run; ``verify`` uses the record."""
         return self.run(write_manifest, self._destination, entries)
 
     def delete_others(self, paths: Iterable[str], dry_run: bool = False) -> Deferred[list[str]]:
         """
-        Remove all files but these paths; fires with the removed paths.
+        Remove all files except ``paths``; fires with the removed paths.
 
         Args:
-            dry_run: only report.
+            dry_run: remove nothing; fires with what would be removed.
         """
         return self.run(self._destination.delete_others, paths, dry_run)
 
     @property
     def destination(self) -> Destination:
-        """The destination; only for its thread, see ``run``."""
+        """The destination; to be used only in its thread, with ``run``."""
         return self._destination
 
     def _connector(self, address: Address) -> Callable[[], Any]:
@@ -424,7 +430,7 @@ class Mirror:
         return lambda: tunnelled(self._endpoints.endpointForURI(via), uri, proxy, self._secured)
 
     def close(self) -> Deferred[None]:
-        """Cancel the current run, and close the destination; fires when nothing is written any more."""
+        """Cancel the current run, and close the destination; fires when nothing is being written any more."""
         self._closed = True
         for running in list(self._in_flight):
             running.cancel()

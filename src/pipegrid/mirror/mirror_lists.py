@@ -1,4 +1,6 @@
-"""Lists of mirrors: metalinks, mirror lists of dnf and apt; and which of their mirrors are used."""
+"""
+Lists of mirrors (metalinks, and the mirror lists of dnf and apt), and the choice of mirrors from a list.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,16 @@ if TYPE_CHECKING:
 
     from pipegrid.mirror.credentials import TlsFiles
 
-# A list is small, and precedes everything else: the standard library fetches it, with the environment's
-# proxies. Its content is checked here; each of its mirrors is used like one of ``--from``.
+# A list is small, and is needed before everything else: the standard library fetches it, through the
+# environment's proxies. This module checks the list; the chosen mirrors are used like those of ``--from``.
 
 MAX_LIST_BYTES = 4 << 20
 MAX_LINES = 10_000
 MAX_SELECTED = 5
-"""Mirrors of one list that a run uses."""
+"""How many mirrors of one list a run uses."""
 
 MAX_VERSIONS = 64
-"""Of ``repomd.xml`` that a metalink may name."""
+"""How many versions of ``repomd.xml`` a metalink may name."""
 
 TIMEOUT_S = 20.0
 MOST_S = 60.0
@@ -48,15 +50,16 @@ class Metalink(NamedTuple):
     A metalink's data about one repository.
 
     Attributes:
-        urls: of the selected mirrors, the best first; they are the parents of ``repodata``.
-        versions: of ``repomd.xml``, the newest first; each by its hashes (lower-case hex) by algorithm.
+        urls: of the selected mirrors, the best first; each is the parent of ``repodata``.
+        versions: of ``repomd.xml``, the newest first; each is a mapping of algorithms to hashes (lower-case
+            hex).
     """
 
     urls: list[str]
     versions: list[dict[str, str]]
 
     def names(self, data: bytes) -> bool:
-        """Return whether all hashes of one of the versions match this."""
+        """Return whether all hashes of one of the versions match ``data``."""
         return any(
             all(new_hash(name, data).hexdigest() == digest for name, digest in version.items())
             for version in self.versions
@@ -68,7 +71,7 @@ def read_metalink(data: bytes, name: str) -> Metalink:
     Parse a metalink (version 3, as MirrorManager writes it).
 
     Raises:
-        BadEntry: it is not one, or has no usable mirror or hash.
+        BadEntry: the data is not a metalink, or has no usable mirror or hash.
     """
     reader = _MetalinkReader()
     parser = XmlParser(reader, name)
@@ -126,11 +129,11 @@ def read_mirror_list(data: bytes, name: str) -> list[str]:
     """
     Return the selected mirrors of a list, the best first.
 
-    A line has a URL, and optionally a tab and apt's fields, of which ``priority:N`` is used: the lower the
-    better. Empty lines and those that begin with ``#`` are skipped.
+    A line has a URL, optionally followed by a tab and apt's fields, of which only ``priority:N`` is used:
+    lower numbers are better. Empty lines and lines that begin with ``#`` are skipped.
 
     Raises:
-        BadEntry: it has no usable mirror.
+        BadEntry: the list has no usable mirror.
     """
     lines = data.decode("utf-8", "replace").splitlines()
     if len(lines) > MAX_LINES:
@@ -150,7 +153,7 @@ def read_mirror_list(data: bytes, name: str) -> list[str]:
 
 
 def _selected(ranked: list[tuple[int, str]], name: str) -> list[str]:
-    """Return the best usable ones: by rank, https before http, each once."""
+    """Return the best usable mirrors, each once: by rank; of equal rank, https before http."""
     ranked = sorted(ranked, key=lambda each: (each[0], not each[1].lower().startswith("https:")))
     found: dict[str, None] = {}
     for _, url in ranked:
@@ -167,10 +170,11 @@ def _selected(ranked: list[tuple[int, str]], name: str) -> list[str]:
 
 def expanded(url: str, tls: TlsFiles | None = None) -> list[str]:
     """
-    Return the mirrors of a URL of ``--from``: itself, or those of a list, which apt calls ``mirror+file:``.
+    Return the mirrors for a URL of ``--from``: the URL itself, or the mirrors of a list for apt's schemes
+    such as ``mirror+file:``.
 
     Raises:
-        MirrorError: the list cannot be read. BadEntry: it has no usable mirror.
+        MirrorError: the list cannot be read. BadEntry: the list has no usable mirror.
     """
     scheme, _, rest = url.partition(":")
     if scheme == "mirror+file":
@@ -192,10 +196,10 @@ def fetched_list(url: str, tls: TlsFiles | None = None) -> bytes:
     Fetch a metalink or a list of mirrors.
 
     Args:
-        tls: authorities, and the client's certificate, for the host of the URL only.
+        tls: the certificate authorities; and the client's certificate, which only the host of the URL gets.
 
     Raises:
-        UsageError: it is not an http or https URL. MirrorError: it cannot be fetched.
+        UsageError: the URL is not an http or https URL. MirrorError: the list cannot be fetched.
     """
     import urllib.request
 
@@ -224,7 +228,7 @@ def fetched_list(url: str, tls: TlsFiles | None = None) -> bytes:
         raise MirrorError(
             f"{name}: the list of mirrors cannot be fetched ({code or reason})"
         ) from error
-    except Exception as error:  # errors of http.client about a server of another protocol
+    except Exception as error:  # http.client's errors if the server speaks another protocol
         if isinstance(error, (MirrorError, UsageError)):
             raise
         raise MirrorError(
@@ -238,7 +242,8 @@ def _check_proxies(url: str, name: str) -> None:
     Check that the standard library can fetch a list as the environment demands.
 
     Raises:
-        UsageError: a SOCKS5 proxy must be used, which it does not know; or only Tor or I2P know the host.
+        UsageError: the environment names a SOCKS proxy, which the standard library does not support; or only
+            Tor or I2P know the host.
     """
     from urllib.parse import urlsplit
 
@@ -257,7 +262,7 @@ def _check_proxies(url: str, name: str) -> None:
 
 
 def _handlers(name: str, tls: TlsFiles | None) -> list[type[BaseHandler]]:
-    """Return the handlers for redirects of a list, and for its connections."""
+    """Return the ``urllib`` handlers for redirects of a list, for its connections, and for proxies."""
     import urllib.request
     from http.client import HTTPResponse, HTTPSConnection
     from urllib.parse import urlsplit
@@ -281,9 +286,7 @@ def _handlers(name: str, tls: TlsFiles | None) -> list[type[BaseHandler]]:
             context = tls and tls.context(parts.hostname or "", parts.port or 443)
             return self.do_open(HTTPSConnection, request, context=context)
 
-    class Proxies(
-        urllib.request.ProxyHandler
-    ):  # in place of the usual one, which does not use ALL_PROXY
+    class Proxies(urllib.request.ProxyHandler):  # replaces urllib's, which does not use ALL_PROXY
         def __init__(self) -> None:
             super().__init__({})
 
@@ -300,7 +303,7 @@ def _handlers(name: str, tls: TlsFiles | None) -> list[type[BaseHandler]]:
                 request.add_unredirected_header(header.capitalize(), value.strip())
             request.set_proxy(urlsplit(proxy.url).netloc, proxy.scheme)
             if parts.scheme == "https" or proxy.scheme == "http":
-                return None  # the next handler connects to the proxy
+                return None  # urllib's own handler connects to the proxy
             return self.parent.open(request, timeout=request.timeout)
 
         https_open = http_open

@@ -1,4 +1,4 @@
-"""The addresses of mirrors, and where and how each file is requested (pure)."""
+"""The addresses of mirrors, and where and how each file is requested. Without input or output."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipegrid.mirror.archive_file import Value, quoted
 from pipegrid.mirror.preconnect_mirrors import is_overlay_host, plain_url
 from pipegrid.version import __version__
 
-TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # the same as ``typing.TYPE_CHECKING``, without the slow import
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from pipegrid.mirror.credentials import TlsFiles
 
     class LearntRedirects(Protocol):
-        """What the redirects of a run have shown; see ``redirects.RedirectTable``."""
+        """What a run has learnt from redirects; see ``redirects.RedirectTable``."""
 
         def follow(self, route: FileRoute, locations: Sequence[bytes]) -> FileRoute:
-            """Return where a redirect leads. Raises: RedirectRefused: it is not followed."""
+            """Return where a redirect leads. Raises: RedirectRefused: the redirect is not followed."""
 
         def route_of(self, url: str) -> FileRoute | None:
-            """Return where a URL is expected; None if nothing is known."""
+            """Return where a URL is expected to be served; None if no rule is known."""
 
         def served(self, url: str) -> None:
-            """A host has served this URL itself."""
+            """Record that a host has served this URL without a redirect."""
 
         def forget(self, rule: str) -> None:
-            """A rule was wrong: drop it, and do not make it or a more general one again."""
+            """Drop a rule that was wrong; neither this rule nor a more general one is made again."""
 
         def forget_host(self, address: Address) -> None:
-            """A host is given up: drop the rules that lead there."""
+            """Drop the rules that lead to a host that was given up."""
 
 
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9/._~+:@!$&'()*,;=-]+")
@@ -46,15 +46,16 @@ _PORTS = {"http": 80, "https": 443}
 
 class HostAccess:
     """
-    How hosts are asked: those of the mirrors, and those that they redirect to.
+    Proxies, credentials and TLS files for all hosts of a run: mirrors, and hosts that mirrors redirect to.
 
     Args:
         environment: names proxies.
-        credentials: returns the header line for a URL, or b""; None: there are none.
-        tls: authorities, and the client's certificate; None: the system's, and none.
+        credentials: returns the header line for a URL, or b""; None: there are no credentials.
+        tls: the certificate authorities, and the client's certificate; None: the system's authorities, and no
+            certificate.
 
     Attributes:
-        redirects: what redirects have shown; None if there was none.
+        redirects: what the run has learnt from redirects; None if there was none.
     """
 
     def __init__(
@@ -71,10 +72,10 @@ class HostAccess:
 
     def header_for(self, url: str) -> bytes:
         """
-        Return the header line with the credentials for a URL, with its end; b"" without any.
+        Return the header line with the credentials for a URL, including its line end; b"" if there are none.
 
-        The user in a mirror's URL is for all paths of its host, as in curl; credential files may have more
-        specific ones.
+        A user in a mirror's URL is used for all paths of the host, as in curl. If there is no such user, the
+        credentials for the URL are returned.
         """
         if self._users:
             header = self._users.get(parse_url(url.partition("?")[0]).origin, b"")
@@ -84,22 +85,22 @@ class HostAccess:
 
     def address(self, url: str, asked: str | None = None) -> Address:
         """
-        Return the address of a URL, with the user in the URL or the credentials of the host.
+        Return the address of a URL, with the user in the URL or the credentials for it.
 
         Args:
-            asked: the URL for which to look up credentials, if it differs.
+            asked: the URL for which to look up credentials, if it differs from ``url``.
 
         Raises:
-            UsageError: as ``parse_url`` and ``through``.
+            UsageError: as for ``parse_url`` and ``through``.
         """
         header = b""
         if "@" in url:
-            from pipegrid.mirror.credentials import user_of  # few runs need it
+            from pipegrid.mirror.credentials import user_of  # few runs need this module
 
             url, header = user_of(url)
             origin = parse_url(url).origin
             same = self._users.get(origin, header) == header
-            # If there are several users, none is for all paths.
+            # If several users are given for a host, none of them is used for all paths.
             self._users[origin] = header if same else b""
         header = header or self.header_for(asked or url)
         address = through(parse_url(url), self._environment)
@@ -111,9 +112,9 @@ class Address(Value):
     The address of a mirror.
 
     Attributes:
-        prefix: of every request's target, ending in ``/``.
-        proxy: which is asked instead.
-        headers: further lines of every request, each with its end. Not in ``repr``.
+        prefix: the beginning of every request's target, ending in ``/``.
+        proxy: the proxy that is asked instead; None: the host itself.
+        headers: further header lines of every request, each with its line end; left out of ``repr``.
         access: shared by all hosts of a run.
     """
 
@@ -156,14 +157,14 @@ class Address(Value):
 
     @property
     def origin(self) -> str:
-        """Scheme, host and port, in the simplest form: equal if the same connections can be used."""
+        """Scheme, host and port, in the simplest form: equal for addresses that can share connections."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         port = "" if self.port == _PORTS[self.scheme] else f":{self.port}"
         return f"{self.scheme}://{host}{port}"
 
     @property
     def base_url(self) -> str:
-        """The part of the URL before each path."""
+        """The part of every file's URL before the file's path."""
         path = self.prefix.decode("ascii")
         if path.startswith("http://"):
             path = path[path.index("/", len("http://")) :]
@@ -172,7 +173,8 @@ class Address(Value):
     @property
     def place(self) -> tuple[bytes, int]:
         """
-        Host and port for the lookup; as bytes, since text would be checked for IDNA, which loads tables.
+        Host and port for the name lookup. The host is bytes, since for text Python would load the tables of
+        IDNA.
         """
         return self.host.encode("ascii"), self.port
 
@@ -182,7 +184,7 @@ def parse_url(url: str) -> Address:
     Parse a mirror's URL.
 
     Raises:
-        UsageError: it is neither http nor https, has no host, or has a user, a query, or a fragment.
+        UsageError: the URL is neither http nor https, has no host, or has a user, a query, or a fragment.
     """
     plain = plain_url(url)
     if plain is not None:
@@ -194,7 +196,7 @@ def parse_url(url: str) -> Address:
 
 
 def _look_closely(url: str) -> Address:
-    # Simple URLs need no parser, which takes a millisecond and a half to load.
+    # Simple URLs do not get here, since the import of this parser takes a millisecond and a half.
     from urllib.parse import quote, urlsplit
 
     try:
@@ -226,19 +228,19 @@ def _look_closely(url: str) -> Address:
 
 def through(address: Address, environment: Mapping[str, str]) -> Address:
     """
-    Return the address through the environment's proxy, if there is one for it.
+    Return the address with the proxy that the environment names for it; unchanged if there is none.
 
-    For http the proxy gets the whole URL; for https it makes a tunnel, and sees nothing else. A SOCKS5 proxy
+    For http the proxy gets the whole URL; for https it makes a tunnel, and sees only the host. A SOCKS5 proxy
     makes a tunnel in both cases.
 
     Raises:
-        UsageError: the environment names something other than a proxy; or only Tor or I2P know the host, and
-            it is not reached through a SOCKS5 proxy.
+        UsageError: the environment names something that is not a proxy; or only Tor or I2P know the host, and
+            there is no SOCKS5 proxy for it.
     """
     has_proxy = any(name.lower().endswith("_proxy") for name in environment)
     if not has_proxy and not is_overlay_host(address.host):
         return address
-    from pipegrid.http11.proxy_settings import check_resolvable, proxy_for  # few runs need it
+    from pipegrid.http11.proxy_settings import check_resolvable, proxy_for  # rarely needed
 
     proxy = proxy_for(address.scheme, address.host, address.port, environment)
     if proxy is None or proxy.socks is None:
@@ -253,7 +255,7 @@ def target_of(address: Address, path: str) -> bytes:
     """
     Return the request target for a path below a mirror.
 
-    A plus sign is escaped, as in apt and dnf: stores such as S3 read an unescaped one as a space.
+    A plus sign is escaped, as in apt and dnf: stores such as S3 treat an unescaped plus sign as a space.
     """
     if _PLAIN_PATH.fullmatch(path) is None:
         from urllib.parse import quote
@@ -265,7 +267,7 @@ def target_of(address: Address, path: str) -> bytes:
 
 
 class RedirectRefused(Exception):
-    """A redirect that is not followed; the text is a clause, without passwords and queries."""
+    """A redirect is not followed; the text is a clause, without passwords and queries."""
 
 
 class FileRoute(Value):
@@ -274,11 +276,11 @@ class FileRoute(Value):
 
     Attributes:
         address: of the host.
-        target: in the request line.
+        target: the target in the request line.
         url: the whole URL.
-        hops: how many redirects led here.
-        rule: the learnt prefix that led here without a request; None if a redirect did, or if this is the
-            mirror's own URL.
+        hops: how many redirects led to this URL.
+        rule: the prefix whose learnt rule led to this URL without a request; None for a mirror's own URL, and
+            for the URL of a redirect.
     """
 
     __slots__ = ("address", "hops", "rule", "target", "url")
@@ -294,19 +296,22 @@ class FileRoute(Value):
 
 
 def own_route(address: Address, path: str) -> FileRoute:
-    """Return where a mirror itself has a path."""
+    """Return the route of a file on the mirror itself."""
     target = target_of(address, path)
     above = len(address.prefix)
     return FileRoute(address, target, address.base_url + target[above:].decode("ascii"))
 
 
 def small_request(address: Address, target: bytes) -> bytes:
-    """Return a request for a small file that a run begins with; caches must not answer it."""
+    """Return a request for a small file at the beginning of a run; caches must ask the server again."""
     return b"GET %s%s" % (target, head_tail(address, b"Cache-Control: max-age=0"))
 
 
 def head_tail(address: Address, field: bytes = b"Accept-Encoding: identity") -> bytes:
-    """Return the part of a request after the target, with that field, and the empty line at its end."""
+    """
+    Return the part of a request after the target: header lines including ``field``, and the empty line at the
+    end.
+    """
     agent = __version__.encode("ascii")
     return b" HTTP/1.1\r\nHost: %s\r\nUser-Agent: pipegrid/%s\r\n%s\r\n%s\r\n" % (
         address.netloc,

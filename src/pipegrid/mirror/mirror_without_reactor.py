@@ -1,4 +1,4 @@
-"""A mirror without a reactor, for runs that end before one could be loaded."""
+"""A mirror that does without a reactor: most runs end in less time than the import of a reactor takes."""
 
 from __future__ import annotations
 
@@ -37,30 +37,30 @@ if TYPE_CHECKING:
 
 # Small files with unknown hashes, without a reactor: all are requested at once, on one connection.
 #
-# Every run begins with them, so nothing else is done meanwhile. A mirror should send each file, or
-# report that it does not have it. If it does neither, or sends almost nothing,
-# ``mirror.mirror_api`` requests the files again and reports what is wrong. A mirror that is merely slow is
-# waited for, since a new request would start from the beginning.
+# Every run begins with these files and does nothing else at the same time. A mirror should send each file, or
+# respond that it lacks the file. If a mirror does neither, or sends almost nothing, ``mirror.mirror_api``
+# requests the files again and reports what is wrong. A mirror that is merely slow is waited for, since a new
+# request would start from the beginning.
 
 STALL_S = 5.0
 PACE_BYTES = 4 << 10
-"""The least that must arrive in any ``STALL_S``."""
+"""The minimum that must arrive in any ``STALL_S``."""
 
 MOST_S = 120.0
-"""The time limit for all files."""
+"""The time limit for all small files together."""
 
 LOOK_S = 0.1
 """How often to check, while waiting, whether the run must end."""
 
 READ_BYTES = 64 << 10
 MISSING_BYTES = 64 << 10
-"""The limit of a response that comes instead of a missing file."""
+"""The maximum length of a response that reports a missing file."""
 
 
 REFUSING = frozenset({400, 401, 403, 404, 405, 406, 410, 451})
 """
-Statuses by which servers report that they do not have a file, or do not give it; S3 without permission to
-list responds 403.
+Statuses with which servers respond that they lack a file, or do not give it. S3 responds 403 for missing
+files if clients may not list them.
 """
 
 
@@ -71,13 +71,13 @@ def fetch_small(
     stopped: Callable[[], bool],
 ) -> SmallResponses:
     """
-    Return those of some files that the mirror has; each with its limit in bytes.
+    Return the files that the mirror has; ``asked`` has the path and the limit in bytes of each wanted file.
 
     Args:
-        ahead: has opened connections in advance, and gets back the connection that was used.
+        ahead: may have opened connections in advance, and gets back the connection that was used.
 
     Raises:
-        OSError, UnsupportedResponse: the mirror does anything else or takes too long, or the run must end.
+        OSError, UnsupportedResponse: the mirror does anything unusual or takes too long, or the run must end.
     """
     found = SmallResponses()
     most_bytes = dict(asked)
@@ -111,7 +111,10 @@ def _fetch_at(
     ahead: SocketCache,
     stopped: Callable[[], bool],
 ) -> dict[str, tuple[Head, bytes]]:
-    """Return the responses of one host, for a file path, target and limit in bytes each; by path."""
+    """
+    Return the responses of one host by path; ``asked`` has the path, the target and the limit in bytes of
+    each file.
+    """
     sock, count = ahead.take(address) or (begin(place_of(*address.place)), 0)
     asking = _Asking(sock, stopped)
     try:
@@ -130,7 +133,7 @@ def _fetch_at(
 
 
 class _Asking:
-    """One connection and its requests."""
+    """One connection, with its requests and responses."""
 
     def __init__(self, sock: socket, stopped: Callable[[], bool]) -> None:
         self.sock: Any = sock
@@ -216,19 +219,19 @@ class _Asking:
         self._check(len(got))
 
 
-# A mirror without a reactor, for as long as none is needed.
+# A mirror that works without a reactor, until one is needed.
 #
-# An archive is brought up to date by a coroutine that awaits its mirror. This mirror does each call before
-# it returns, so the coroutine runs to its end without waiting, if nothing goes wrong. What cannot be done
-# this way is left to ``mirror_api.Mirror``, with everything after it: the coroutine pauses until there is
-# one, and does not notice the change.
+# A coroutine brings an archive up to date and awaits calls of its mirror. This mirror finishes each call
+# before it returns, so in the usual case the coroutine runs to its end without waiting. If a call needs more
+# than that, ``mirror_api.Mirror`` does this call and all later ones: the coroutine waits until there is such
+# a mirror, and does not notice the change.
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class _Later:
-    """Awaited by calls that have to wait for a reactor."""
+    """Pauses a coroutine whose call has to wait for a reactor."""
 
     def __await__(self) -> Generator[None, None, None]:
         yield
@@ -236,12 +239,12 @@ class _Later:
 
 class FetchRules(NamedTuple):
     """
-    How files are fetched.
+    Settings for fetching files.
 
     Attributes:
-        verify: which present files are hashed again.
+        verify: which existing files are hashed again.
         durability: as for storage servers (``disk.durability``).
-        connections: to each mirror at most.
+        connections: the maximum to each mirror.
     """
 
     verify: VerifyPolicy
@@ -251,12 +254,13 @@ class FetchRules(NamedTuple):
 
 class BlockingMirror:
     """
-    Like ``mirror_api.Mirror``, which documents these methods.
+    A mirror with the methods of ``mirror_api.Mirror``, which documents them; works without a reactor until
+    one is needed.
 
     Args:
         addresses: of the mirrors, without proxies.
-        ahead: has opened connections to them in advance.
-        stopped: whether the run must end.
+        ahead: may have opened connections to the mirrors in advance.
+        stopped: returns whether the run must end.
     """
 
     def __init__(
@@ -278,7 +282,7 @@ class BlockingMirror:
         self._mirror: Mirror | None = None
 
     def go_on(self, mirror: Mirror) -> None:
-        """Continue with a mirror on a reactor, which has the same destination."""
+        """Continue with a mirror that uses a reactor and has the same destination."""
         self._mirror = mirror
 
     async def _late(self) -> Mirror:
@@ -315,7 +319,7 @@ class BlockingMirror:
     async def sync(
         self, files: Iterable[MirrorEntry], *, staged: bool = False, always: bool = False
     ) -> Report:
-        """See ``Mirror``; this is never a dry run."""
+        """Do the same as ``Mirror.sync``; this mirror never does a dry run."""
         if self._mirror is not None:
             return await self._mirror.sync(files, staged=staged, always=always)
         self._check()
@@ -335,7 +339,8 @@ class BlockingMirror:
 
 def begin_early(work: Coroutine[Any, Any, T]) -> list[T] | None:
     """
-    Run a coroutine on a ``BlockingMirror``; returns its result, or None if it needs a reactor to continue.
+    Run a coroutine on a ``BlockingMirror``; return a list with its result, or None if it needs a reactor to
+    continue.
     """
     try:
         work.send(None)

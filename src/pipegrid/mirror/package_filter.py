@@ -1,9 +1,9 @@
 """
 Which packages of an index are wanted: by name, section, priority, architecture, and the newest versions.
 
-Runs with different filters may share a destination. What each index is filtered by is recorded there: a run
-neither removes what the filters of another run select, nor fetches more of another run's index than that.
-Pure, but for the records.
+Runs with different filters may share a destination, which records the filters of each index. So a run does
+not remove what the filters of another run select, and of another run's index it fetches only what that run's
+filters select. Without input or output, except for the records.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pipegrid.mirror.archive_file import MirrorError, quoted
 from pipegrid.mirror.destination import Destination
 
 FILTERS = "filters"
-"""The records, below ``HIDDEN``."""
+"""In ``HIDDEN``: the recorded filters."""
 
 MAX_RECORD_BYTES = 1 << 20
 MAX_RECORDED = 64
-"""Filters of one index, which few runs share."""
+"""How many filters are recorded for one index; few runs share an index."""
 
 MAX_NEWEST = 1000
 
@@ -34,9 +34,10 @@ class Description(NamedTuple):
     A package as an index describes it.
 
     Attributes:
-        section, priority: "" without one.
-        source: name and version of its source package in Debian archives; else the name of its file.
-        is_modular: whether it belongs to a stream of a module, of which all versions are kept.
+        section, priority: "" if the index gives none.
+        source: name and version of its source package in Debian archives; the file name of its source package
+            and "" in RPM repositories.
+        is_modular: whether it belongs to a stream of a module; of such packages all versions are kept.
     """
 
     name: str
@@ -50,16 +51,16 @@ class Description(NamedTuple):
 
 class PackageFilter(NamedTuple):
     """
-    Selects a package if each of these that is not empty accepts it.
+    Selects a package if every attribute that is not empty accepts it.
 
     Attributes:
         include, exclude: patterns of names.
-        sections: patterns; ``contrib/net`` is matched as ``net`` as well.
+        sections: patterns; the section ``contrib/net`` is also matched as ``net``.
         priorities: such as ``required``.
         architectures: of RPM packages.
-        sources: of source indexes, only those of the selected packages; else those that the filter selects.
-            Of RPM packages, also those of the selected packages' sources.
-        newest: how many versions of each name and architecture, the highest; 0: all.
+        sources: also select the source packages of the selected packages; in Debian's indexes of sources,
+            select only these. False: indexes of sources are filtered like indexes of packages.
+        newest: how many of the highest versions of each name and architecture are kept; 0: all.
     """
 
     include: tuple[str, ...] = ()
@@ -72,18 +73,24 @@ class PackageFilter(NamedTuple):
 
     @property
     def identity(self) -> PackageFilter:
-        """The filter without ``newest``, which the same run may change."""
+        """
+        The filter without ``newest``: filters that differ only in ``newest`` count as filters of the same
+        run.
+        """
         return self._replace(newest=0)
 
     def reasons(self, each: Description) -> Iterator[tuple[str, str]]:
-        """Yield option and pattern of everything that matches a package."""
+        """Yield each option and pattern that matches a package."""
         for option, patterns, texts in self._tests(each):
             for pattern in patterns:
                 if any(fnmatchcase(text, pattern) for text in texts):
                     yield option, pattern
 
     def selects(self, each: Description) -> bool:
-        """Return whether a package passes; ``select`` decides how many versions of it are kept."""
+        """
+        Return whether the filter selects a package; ``select`` decides how many versions of the package are
+        kept.
+        """
         for option, patterns, texts in self._tests(each):
             if patterns:
                 found = any(fnmatchcase(text, pattern) for pattern in patterns for text in texts)
@@ -102,7 +109,7 @@ class PackageFilter(NamedTuple):
             yield "--arch", self.architectures, (each.architecture,)
 
     def patterns(self) -> Iterator[tuple[str, str]]:
-        """Yield option and pattern of everything that should match a package."""
+        """Yield each option and pattern of the filter."""
         for option, patterns, _ in self._tests(Description("", "", "")):
             for pattern in patterns:
                 yield option, pattern
@@ -119,19 +126,19 @@ class SourcesOf(NamedTuple):
     newest: int = 0
 
     def selects(self, each: Description) -> bool:
-        """Return whether a package was built from this source."""
+        """Return whether a source is the source of one of the packages."""
         return each.source in self.built_from
 
 
 class SourceRpmsOf(NamedTuple):
-    """Selects the source packages that RPM packages are built from, by the names of their files."""
+    """Selects the source packages that RPM packages are built from, by their file names."""
 
     built_from: frozenset[str]
     architectures: tuple[str, ...]
     newest: int = 0
 
     def selects(self, each: Description) -> bool:
-        """Return whether it is one of these source packages."""
+        """Return whether a package is one of these source packages."""
         return each.architecture in self.architectures and each.source[0] in self.built_from
 
 
@@ -147,8 +154,8 @@ class Matches:
     What the filter of one run has matched.
 
     Attributes:
-        selected: packages.
-        named: of how many.
+        selected: how many packages the filter selects.
+        named: how many packages the indexes name.
     """
 
     def __init__(self, wanted: PackageFilter) -> None:
@@ -158,19 +165,19 @@ class Matches:
         self._unmatched = set(wanted.patterns())
 
     def note(self, each: Description) -> None:
-        """Count a package of an index."""
+        """Count a package of an index, and record which patterns match it."""
         self.named += 1
         if self._unmatched:
             self._unmatched.difference_update(self.wanted.reasons(each))
 
     def noting(self, entries: Iterable[PackageEntry[T]]) -> Iterator[PackageEntry[T]]:
-        """Yield the packages of an index, and count each."""
+        """Yield the packages of an index, and ``note`` each."""
         for each in entries:
             self.note(each[0])
             yield each
 
     def unmatched(self) -> list[tuple[str, str]]:
-        """Return the options and patterns that have matched nothing, in their order."""
+        """Return the options and patterns that have matched nothing, in the order of ``patterns``."""
         return [each for each in self.wanted.patterns() if each in self._unmatched]
 
     def check(self) -> None:
@@ -178,7 +185,7 @@ class Matches:
         Check that the filter selects something.
 
         Raises:
-            MirrorError: there are packages, and none is selected.
+            MirrorError: the indexes name packages, but the filter selects none.
         """
         if self.named and not self.selected:
             raise MirrorError(
@@ -190,7 +197,7 @@ def select(
     entries: Iterable[PackageEntry[T]], filters: Sequence[Selector], compare: Compare
 ) -> Iterator[PackageEntry[T]]:
     """
-    Yield the packages that any of the filters selects, in their order.
+    Yield the packages that any of the filters selects, in the order of ``entries``.
 
     Args:
         compare: returns whether one version is older than another (-1), the same (0) or newer (1).
@@ -248,8 +255,9 @@ class _Newest:
 
 # Debian's order of versions.
 #
-# Source: deb-version(7): epoch, upstream version, revision; each as alternating non-digits and digits;
-# ``~`` is before everything, even the end, and letters are before all other characters.
+# Source: deb-version(7). Epoch, upstream version and revision are compared one after the other, each as
+# alternating non-digits and digits; ``~`` is before everything, even the end, and letters are before all
+# other characters.
 
 _RUN = re.compile(r"([^0-9]*)([0-9]*)")
 MAX_VERSION_CHARS = 512
@@ -292,15 +300,15 @@ def _order(char: str) -> int:
 # Records of filters.
 
 FilterRecords = dict[str, list[PackageFilter]]
-"""The filters of the runs that keep an index, by its path without the ending."""
+"""The filters of the runs that keep an index, by the index's path without its ending."""
 
 
 def read_records(destination: Destination) -> FilterRecords:
-    """Return the recorded filters; unreadable ones count as none."""
+    """Return the recorded filters; empty if there are none, or if they cannot be read."""
     data = destination.read(f"{HIDDEN}/{FILTERS}", MAX_RECORD_BYTES)
     if data is None:
         return {}
-    import json  # few runs need it
+    import json  # few runs need this module
 
     try:
         found = json.loads(data)
@@ -324,19 +332,18 @@ def _from_fields(fields: Mapping[str, Any]) -> PackageFilter:
 
 
 def others_of(recorded: Sequence[PackageFilter], own: PackageFilter) -> list[PackageFilter]:
-    """Return the filters of other runs that are recorded for an index."""
+    """Return those recorded filters of an index that are not filters of this run."""
     return [each for each in recorded if each.identity != own.identity]
 
 
 def write_first(destination: Destination, records: FilterRecords) -> None:
     """
-    Record filters before their packages are published: those of ``records``, in addition to the recorded
-    ones.
+    Record the filters of a run, in addition to the recorded ones, before the run publishes packages.
 
-    If the run is then interrupted, no other run removes its files as unselected.
+    If the run is interrupted after that, no other run removes its packages as unselected.
 
     Raises:
-        MirrorError: they cannot be written, or are too many for one index.
+        MirrorError: the filters cannot be written, or are too many for one index.
     """
     merged = read_records(destination)
     for path, filters in records.items():
@@ -353,14 +360,14 @@ def write_first(destination: Destination, records: FilterRecords) -> None:
 
 def write_records(destination: Destination, records: FilterRecords) -> None:
     """
-    Record filters, if the record changes.
+    Record filters instead of the recorded ones, if they differ.
 
     Raises:
-        MirrorError: they cannot be written.
+        MirrorError: the filters cannot be written.
     """
     if not records and destination.read(f"{HIDDEN}/{FILTERS}", 0) is None:
         return
-    import json  # few runs need it
+    import json  # few runs need this module
 
     plain = {path: [_fields(each) for each in filters] for path, filters in records.items()}
     data = json.dumps(plain, sort_keys=True).encode("utf-8")

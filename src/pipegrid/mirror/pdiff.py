@@ -27,10 +27,10 @@ from pipegrid.reactor.process_settings import start_thread
 #     LINEa, text, .          insert the text after this line
 #     s/.//, a                after a text that ends in "..": the line is ".", and the text continues
 #
-# A patch is for the result of the one before it. ``merge`` combines them without the index: the result is
-# one list of pieces, each a range of lines of the first index or lines of a patch, in the order of the
-# output. So any number of patches takes one reading of the index, and the hash of the result proves index,
-# patches and order.
+# A patch applies to the result of the previous one. ``merge`` combines patches without the index: the result
+# is one list of pieces, each a range of lines of the original index or lines of a patch, in the order of the
+# output. So the index is read once for any number of patches, and the hash of the result proves the index,
+# the patches and their order.
 #
 # Sources: POSIX ed; the ``Index`` files of Debian's archive.
 
@@ -38,11 +38,12 @@ END = 1 << 62
 """The end of the index, whose length is unknown before it is read."""
 
 MAX_EDITS = 1_000_000
-"""Of all patches of an index: each takes 150 bytes."""
+"""The maximum number of edits in all patches of an index; each takes 150 bytes of memory."""
 
 MAX_STEPS = 20_000_000
 """
-How many pieces merging may process; each patch processes all: ten seconds, as long as fetching the index.
+How many pieces merging may process in total, since each patch processes all pieces. This many take ten
+seconds, as long as fetching the index.
 """
 
 _COMMAND = re.compile(rb"([0-9]{1,13})(?:,([0-9]{1,13}))?([acd])")
@@ -50,10 +51,10 @@ _COMMAND = re.compile(rb"([0-9]{1,13})(?:,([0-9]{1,13}))?([acd])")
 
 class LineEdit(NamedTuple):
     """
-    One change: the lines from ``first`` up to ``last``, exclusive (from 0), become ``text``.
+    One change: the lines from ``first`` up to ``last``, exclusive, counted from 0, are replaced by ``text``.
 
     Attributes:
-        text: whole lines, each with its end.
+        text: whole lines, each with its line end.
     """
 
     first: int
@@ -62,7 +63,7 @@ class LineEdit(NamedTuple):
 
 
 Piece = tuple[int, int] | list[bytes]
-"""Lines of the index from the first up to the second, exclusive (from 0), or the lines themselves."""
+"""A range of lines of the original index (first and end, exclusive, counted from 0), or lines of patches."""
 
 
 _NONE: list[bytes] = []
@@ -74,13 +75,14 @@ def parse(patch: bytes, name: str, most: int = MAX_EDITS) -> list[LineEdit]:
 
     Args:
         name: of the patch, for errors.
-        most: edits that it may have.
+        most: the maximum number of edits.
 
     Returns:
         The edits, from the first line to the last, none overlapping.
 
     Raises:
-        PatchError: it is invalid, incomplete, has too many commands, or has them not in descending order.
+        PatchError: the script is invalid or incomplete, or has too many commands, or they are not in
+            descending order.
     """
     edits: list[LineEdit] = []
     lines = BytesIO(patch).readlines()  # splitlines would also split at a carriage return
@@ -120,7 +122,7 @@ def parse(patch: bytes, name: str, most: int = MAX_EDITS) -> list[LineEdit]:
 
 
 def _read_text(lines: Sequence[bytes], at: int, text: list[bytes], name: str) -> int:
-    """Append the lines up to one with a dot; returns where the next command is."""
+    """Append lines to ``text`` up to a line with only a dot; return the position of the next command."""
     count = len(lines)
     while True:
         while at < count and lines[at] != b".\n":
@@ -129,7 +131,8 @@ def _read_text(lines: Sequence[bytes], at: int, text: list[bytes], name: str) ->
         if at >= count:
             raise PatchError(f"the patch {name} is incomplete: a text in it has no end")
         at += 1
-        # A line with a dot is written as two dots; the command removes the first, and the text continues.
+        # A line with only a dot is written as two dots; a command removes one of them, and the text
+        # continues.
         if not (at < count and lines[at] == b"s/.//\n"):
             return at
         if not text or text[-1][:1] != b".":
@@ -143,17 +146,18 @@ def _read_text(lines: Sequence[bytes], at: int, text: list[bytes], name: str) ->
 
 def merge(patches: Sequence[Sequence[LineEdit]]) -> list[Piece]:
     """
-    Return the pieces of the result of all the patches, applied in order.
+    Return the pieces of the index to which all patches have been applied in order.
 
     Args:
-        patches: the edits of each, as ``parse`` returns them; the first is for the index.
+        patches: the edits of each patch, as ``parse`` returns them; the first patch is for the original
+            index.
 
     Returns:
-        Pieces in order of their ranges; the last one ends at ``END`` unless everything after it was
-        replaced.
+        The pieces in the order of the output; the last one ends at ``END`` unless a patch has replaced the
+            end of the index.
 
     Raises:
-        PatchError: that would take more than ``MAX_STEPS``.
+        PatchError: merging would take more than ``MAX_STEPS``.
     """
     pieces: list[Piece] = [(0, END)]
     steps = 0
@@ -177,22 +181,22 @@ def _apply(pieces: list[Piece], edits: Sequence[LineEdit]) -> list[Piece]:
         if edit.text:
             _add(out, edit.text)
         at = edit.last
-    rest.take(2 * END, out)  # more than END, since lines of patches count as well
+    rest.take(2 * END, out)  # more than END, which does not count lines of patches
     return out
 
 
 class _PdiffLines:
-    """The lines of pieces, taken from the front."""
+    """The lines of pieces, from which lines are taken in order."""
 
     def __init__(self, pieces: list[Piece]) -> None:
         self._pieces = iter(pieces)
         self._piece: Piece | None = next(self._pieces, None)
         self._taken = (
-            0  # of the first piece's lines, if it is a list: the rest of a long one is not copied
+            0  # how many lines of ``_piece`` were taken, if it is a list: the rest is not copied
         )
 
     def take(self, count: int, out: list[Piece]) -> None:
-        """Move ``count`` lines to ``out``, or all that are left."""
+        """Move ``count`` lines to ``out``; all that are left if they are fewer."""
         for piece in self._next(count):
             _add(out, piece)
 
@@ -233,46 +237,47 @@ def _add(out: list[Piece], piece: Piece) -> None:
         out.append(piece)
 
 
-# Writing the new index from its pieces, reading the old one once: read, count lines, hash, write.
+# Writing the new index from its pieces while reading the old one once: read, count lines, hash, write.
 #
-# The reader counts line ends a page at a time, in blocks, so that a piece's beginning is searched in a few
-# kilobytes; a second thread hashes and writes. ``PAGES`` megabytes circulate between the two, whatever the
-# size of the index: to touch new memory would cost as much as to read and write.
+# The reader counts the line ends of each page in blocks, so that the beginning of a piece is searched only in
+# some kilobytes; a second thread hashes and writes. ``PAGES`` pages circulate between the two threads,
+# whatever the size of the index, since touching new memory would cost as much as reading and writing.
 #
-# **Speed.** For 430 MB in lines of 70 bytes ``bytearray.count`` takes 0.2 s. numpy takes half of that, and
-# a tenth of a second to load, so small indexes do without; but it lets the other thread run.
+# **Speed.** For 430 MB in lines of 70 bytes, counting with ``bytearray.count`` takes 0.2 s. numpy takes half
+# of that, and lets the other thread run; but importing numpy takes a tenth of a second, so it is not used for
+# small indexes.
 
 BLOCK_BYTES = 16 << 10
 PAGES = 6
-"""Of ``CHUNK_BYTES`` each."""
+"""How many pages of ``CHUNK_BYTES`` are used."""
 
 WORTH_NUMPY_BYTES = 64 << 20
-"""Size of an index, packed or not, above which numpy is used."""
+"""The size of an index, packed or not, from which on numpy is used."""
 
 MOST_PIECES = 500
-"""Of one write; systems support at least 1024."""
+"""The maximum number of pieces in one write; systems support at least 1024."""
 
 MAX_PATCH_BYTES = 128 << 20
-"""Of one decompressed patch. Those of the largest indexes have a few megabytes."""
+"""The maximum size of one decompressed patch. Patches of the largest indexes have a few megabytes."""
 
 MAX_PATCHES = 1000
 MAX_ALL_PATCHES_BYTES = 256 << 20
-"""Of all decompressed patches of an index, which are merged in memory."""
+"""The maximum size of all decompressed patches of an index together, which are merged in memory."""
 
 MAX_PATCH_LINES = 4_000_000
 """
-Of all patches: each line takes 50 bytes more than its length. The patches of two weeks of sid have a
-million.
+The maximum number of lines in all patches of an index: each line takes 50 bytes more than its length. The
+patches of two weeks of sid have a million lines.
 """
 
 
 class Patched(NamedTuple):
     """
-    The patched index.
+    The size and hash of a patched index.
 
     Attributes:
-        size_bytes: of the result.
-        digest: its SHA-256.
+        size_bytes: of the patched index.
+        digest: SHA-256 of the patched index.
     """
 
     size_bytes: int
@@ -286,10 +291,11 @@ def apply_patches(
     Write an index with patches applied in order.
 
     Args:
-        index: its path; packed ones are decompressed meanwhile.
-        patches: their paths, oldest first; packed or not. Without any the index is only decompressed.
-        fd: the result is written here, from its current position.
-        most_bytes: limit of the result.
+        index: path of the index; a packed one is decompressed while it is read.
+        patches: paths of the patches, oldest first, packed or not. Without patches the index is only
+            decompressed.
+        fd: a descriptor to which the result is written, from its current position on.
+        most_bytes: maximum size of the result; None: no limit.
 
     Raises:
         PatchError: a patch is damaged, too large, or not for this index.
@@ -301,7 +307,7 @@ def apply_patches(
 
 
 def _parsed(patches: Sequence[str]) -> list[list[LineEdit]]:
-    """Return the edits of each. Raises PatchError if they exceed a limit together."""
+    """Return the edits of each patch. Raises PatchError if all patches together exceed a limit."""
     parsed: list[list[LineEdit]] = []
     size = lines = edits = 0
     for path in patches:
@@ -323,10 +329,10 @@ def _parsed(patches: Sequence[str]) -> list[list[LineEdit]]:
 
 def read_patch(path: str) -> bytes:
     """
-    Return a decompressed patch.
+    Return the decompressed content of a patch.
 
     Raises:
-        PatchError: it is damaged, or larger than ``MAX_PATCH_BYTES``.
+        PatchError: the patch is damaged, or larger than ``MAX_PATCH_BYTES``.
     """
     parts = []
     size = 0
@@ -342,13 +348,14 @@ def write_pieces(
     index: str, pieces: Sequence[Piece], fd: int, most_bytes: int | None = None
 ) -> Patched:
     """
-    Write an index's pieces, reading it once.
+    Write the pieces of a new index, reading the old index once.
 
     Raises:
         PatchError: the index has fewer lines than the pieces need, is damaged, or becomes too large.
-        OSError: it cannot be read, or the result not written.
+        OSError: the index cannot be read, or the result cannot be written.
     """
-    # In this order: a thread that is not stopped would keep the process from ending.
+    # The writer is made last, so that its thread is always stopped: otherwise it would keep the process from
+    # ending.
     with closing(Unpacking(index)) as unpacking, closing(_Writer(fd, most_bytes, index)) as writer:
         source = _Lines(unpacking, os.path.getsize(index), writer)
         line = 0
@@ -369,7 +376,7 @@ def write_pieces(
 
 
 class _Page:
-    """A part of the index, and where its lines end."""
+    """A page of the index, and where its lines end."""
 
     def __init__(self, data: bytearray, size_bytes: int, ends: _Ends) -> None:
         self.data = data
@@ -379,16 +386,16 @@ class _Page:
         self._view = memoryview(data)
         self._counts: list[int] | None = None
         self._block = 0
-        self._passed = 0  # line ends of the block that were consumed
+        self._passed = 0  # how many line ends of the block were consumed
         self._left = 0
 
     def take(self, lines: int) -> tuple[memoryview, int]:
         """
-        Return the bytes of the next ``lines`` lines, or all that are left; and how many line ends they
-        have.
+        Return the bytes of the next ``lines`` lines, or of all lines that are left; and the number of line
+        ends in these bytes.
         """
         start = self.at
-        if lines >= END >> 1:  # all of it, so counting is not needed
+        if lines >= END >> 1:  # the whole page is wanted, so counting is not needed
             self.at = self.size_bytes
             return self._view[start : self.at], 0
         if self._counts is None:
@@ -409,17 +416,17 @@ class _Page:
 
 
 class _Ends:
-    """The line ends of the page that was counted last."""
+    """Finds the line ends of the page that was counted last."""
 
     def count(self, data: bytearray, size_bytes: int) -> list[int]:
-        """Return how many lines end in each block."""
+        """Return how many lines end in each block of a page."""
         return [
             data.count(b"\n", start, min(start + BLOCK_BYTES, size_bytes))
             for start in range(0, size_bytes, BLOCK_BYTES)
         ]
 
     def after(self, data: bytearray, start: int, number: int) -> int:
-        """Return the position after line end ``number`` of the block that begins at ``start``."""
+        """Return the position after the line end with this number, in the block that begins at ``start``."""
         at = start
         for _ in range(number):
             at = data.index(b"\n", at) + 1
@@ -427,7 +434,7 @@ class _Ends:
 
 
 class _NumpyEnds(_Ends):
-    """The same with numpy: faster, and the other thread can run meanwhile."""
+    """Does the same with numpy: faster, and another thread can run at the same time."""
 
     def __init__(self, numpy: Any) -> None:
         self._numpy = numpy
@@ -436,7 +443,7 @@ class _NumpyEnds(_Ends):
     def count(self, data: bytearray, size_bytes: int) -> list[int]:
         numpy, is_end = self._numpy, self._is_end
         numpy.equal(numpy.frombuffer(data, numpy.uint8), 10, out=is_end)
-        is_end[size_bytes:] = False  # clear the bytes of the page before
+        is_end[size_bytes:] = False  # after a shorter page, clear the rest of the previous one
         return [
             int(numpy.count_nonzero(is_end[start : start + BLOCK_BYTES]))
             for start in range(0, size_bytes, BLOCK_BYTES)
@@ -448,7 +455,7 @@ class _NumpyEnds(_Ends):
 
 
 class _Lines:
-    """The lines of an index, read once; kept ones go to a writer."""
+    """The lines of an index, which is read once; the lines to keep go to a writer."""
 
     def __init__(self, source: Unpacking, size_bytes: int, writer: _Writer) -> None:
         self._writer = writer
@@ -459,12 +466,12 @@ class _Lines:
         self._unended = False
 
     def advance(self, lines: int, kept: bool) -> int:
-        """Advance by ``lines`` lines, and keep or drop them; returns how many are missing at the end."""
+        """Advance by ``lines`` lines, and keep or drop these; return how many of them the index lacks."""
         while lines > 0:
             page = self._page
             if page.at == page.size_bytes:
                 if not self._turn():
-                    # A last line without an end is a line.
+                    # A last line without a line end counts as a line.
                     missing = lines - (1 if self._unended else 0)
                     self._unended = False
                     return missing
@@ -479,8 +486,7 @@ class _Lines:
 
     def _turn(self) -> bool:
         """
-        Give the page to the writer, which returns it later, and read another; returns whether there was
-        more.
+        Give the page to the writer, which returns it later, and read another page; return False at the end.
         """
         data = self._writer.other_page(self._page.data)
         self._page = _Page(data, self._source.read_into(data), self._ends)
@@ -488,7 +494,10 @@ class _Lines:
 
 
 class _Writer:
-    """Hashes and writes, in a thread if there is one, in order; input goes through ``PAGES`` pages."""
+    """
+    Hashes and writes bytes in order, in its own thread if one can be started; the input is in ``PAGES``
+    pages.
+    """
 
     def __init__(self, fd: int, most_bytes: int | None, index: str) -> None:
         self._fd = fd
@@ -496,10 +505,11 @@ class _Writer:
         self._index = index
         self._hash = sha256()
         self._size = 0
-        # What to write, and the page that is free afterwards.
+        # Each entry has what to write, and the page that is free after that.
         self._queue: SimpleQueue[tuple[list[bytes | memoryview], bytearray | None] | None]
         self._queue = SimpleQueue()
-        self._free_texts = BoundedSemaphore(PAGES)  # texts of patches need space, but no page
+        # Limits the queued texts of patches, which take memory but no page.
+        self._free_texts = BoundedSemaphore(PAGES)
         self._free: SimpleQueue[bytearray] = SimpleQueue()
         self._pages = 0
         self._gathered: list[bytes | memoryview] = []
@@ -510,14 +520,14 @@ class _Writer:
         self._has_none = self._thread is None
 
     def write(self, data: bytes | memoryview) -> None:
-        """Write bytes, which must not change until their page is returned."""
+        """Write bytes; the caller must not change them until it gets their page again."""
         self._gathered.append(data)
         self._gathered_bytes += len(data)
         if self._gathered_bytes >= CHUNK_BYTES or len(self._gathered) >= MOST_PIECES:
             self._hand_over(None)
 
     def other_page(self, used: bytearray) -> bytearray:
-        """Release a page after its last write, and return one to read into."""
+        """Release a page after its last write, and return a page to read into."""
         self._hand_over(used if used else None)
         if self._pages < PAGES:
             self._pages += 1
@@ -525,7 +535,7 @@ class _Writer:
         return self._free.get()
 
     def finish(self) -> Patched:
-        """Wait until all is written."""
+        """Wait until all bytes are written; return their size and hash."""
         self._hand_over(None)
         self.close()
         if self._error is not None:
@@ -556,7 +566,7 @@ class _Writer:
                 self._queue.put((pieces, page))
 
     def _work(self) -> None:
-        """Hash and write what is queued, until None arrives. In the thread."""
+        """Hash and write what is queued, until the queue gives None. Runs in the writer's thread."""
         while (work := self._queue.get()) is not None:
             self._do(*work)
 
@@ -566,7 +576,7 @@ class _Writer:
                 for piece in pieces:
                     self._hash.update(piece)
                 self._write_all(pieces)
-            except BaseException as error:  # for the caller of ``finish``
+            except BaseException as error:  # ``_hand_over`` and ``finish`` raise it
                 self._error = error
         pieces.clear()
         self._free_texts.release()
@@ -583,7 +593,7 @@ class _Writer:
 
 @lru_cache(maxsize=1)
 def _numpy() -> Any:
-    # Its linear algebra would start a thread for each processor, which takes as long as all the rest.
+    # numpy's linear algebra would start a thread for each processor, which takes as long as all other work.
     variable = "OPENBLAS_NUM_THREADS"
     before = os.environ.get(variable)
     os.environ.setdefault(variable, "1")

@@ -1,5 +1,5 @@
 """
-Connections to mirrors, opened in advance, before anything else is loaded.
+Connections to mirrors, opened in advance, before anything else is imported.
 
 Python needs some twenty milliseconds until it runs the first line of the program, and as long again for the
 modules that use mirrors; a round trip takes as long. So if a command line is simple, this module, which
@@ -9,26 +9,27 @@ connections. An unusual URL or an unknown host is skipped here, and reported lat
 
 from __future__ import annotations
 
-import _socket  # ``socket`` has names for people, which take three milliseconds
+import _socket  # ``socket`` makes enums, which takes three milliseconds
 import errno
 import os
 
 from pipegrid.mirror import HIDDEN
 
-TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # the same as ``typing.TYPE_CHECKING``, without the slow import
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
 LONG_LIST_BYTES = 32 << 10
-"""Some hundred files."""
+"""The size from which on a list of files is long: some hundred files."""
 
 
 def connections_for(file: str, dest: str, most: int) -> int:
     """
-    Return how many connections a list of files is worth before it is known what is missing.
+    Return how many connections to open before it is known which files of a list are missing.
 
-    A new mirror needs as many files as connections can carry, if there is a list at all.
+    The maximum for a long list and a new mirror, which needs all files; one in other cases; none without a
+    list.
     """
     try:
         is_long = os.stat(file).st_size >= LONG_LIST_BYTES
@@ -39,10 +40,10 @@ def connections_for(file: str, dest: str, most: int) -> int:
 
 def place_of(host: bytes, port: int) -> tuple[int, Any]:
     """
-    Look up a host: family of addresses, and address.
+    Look up a host; return its address family and address.
 
     Raises:
-        OSError: it is unknown.
+        OSError: the host is unknown.
     """
     found = _socket.getaddrinfo(host, port, 0, _socket.SOCK_STREAM)[0]
     return found[0], found[4]
@@ -50,10 +51,10 @@ def place_of(host: bytes, port: int) -> tuple[int, Any]:
 
 def begin(place: tuple[int, Any]) -> _socket.socket:
     """
-    Return a socket that connects, and does not block.
+    Return a socket that does not block and has begun to connect.
 
     Raises:
-        OSError: it cannot connect.
+        OSError: the socket cannot connect.
     """
     sock = _socket.socket(place[0], _socket.SOCK_STREAM)
     try:
@@ -69,12 +70,15 @@ def begin(place: tuple[int, Any]) -> _socket.socket:
 
 
 def is_overlay_host(host: str) -> bool:
-    """Return whether only Tor or I2P know a host; as ``connection_policy.is_overlay_name``, loading less."""
+    """
+    Return whether only Tor or I2P know a host; the same as ``connection_policy.is_overlay_name``, with fewer
+    imports.
+    """
     return host.lower().rstrip(".").endswith((".onion", ".i2p"))
 
 
 def plain_url(url: str) -> tuple[str, str, int, str] | None:
-    """Return scheme, host, port and path of a URL of letters, digits and dots; None for any other URL."""
+    """Return scheme, host, port and path of a URL without unusual characters; None for any other URL."""
     scheme, _, rest = url.partition("://")
     netloc, _, path = rest.partition("/")
     host, colon, port = netloc.partition(":")
@@ -95,10 +99,10 @@ _IN_PATHS = dict.fromkeys(map(ord, "/-._~+"), "a")
 
 class EarlySockets:
     """
-    Connections that are being made to mirrors; to be closed.
+    Connections that are being made to mirrors; the owner must close the object.
 
     Args:
-        urls: those of the mirrors, as given.
+        urls: the mirrors' URLs as given by the user.
         each: how many connections to make to each mirror.
     """
 
@@ -118,7 +122,7 @@ class EarlySockets:
                 pass
 
     def take(self, url: str) -> list[_socket.socket]:
-        """Return the connections to a mirror, perhaps none; the caller must close them."""
+        """Return the connections that were begun to a mirror, perhaps none; the caller must close them."""
         return self._begun.pop(url, [])
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Redirects: which are followed, and the prefixes that are learnt from them."""
+"""Redirects: which redirects are followed, and which prefixes of URLs are learnt from them."""
 
 from __future__ import annotations
 
@@ -10,30 +10,33 @@ from pipegrid.errors import UsageError
 from pipegrid.mirror.archive_file import quoted
 from pipegrid.mirror.mirror_urls import Address, FileRoute, HostAccess, RedirectRefused
 
-TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # the same as ``typing.TYPE_CHECKING``, without the slow import
 if TYPE_CHECKING:
     from pipegrid.mirror.mirror_urls import LearntRedirects
 
-# A mirror may redirect to another host. Its responses are checked by the same hash, so a redirect decides
-# only which host is asked, never what is accepted. ``MAX_REDIRECTS`` are followed for each file, and none
-# from https to http.
+# A mirror may redirect to another host. The other host's responses are checked by the same hash, so a
+# redirect decides only which host is asked, never what is accepted. At most ``MAX_REDIRECTS`` redirects are
+# followed for each file, and none from https to http.
 #
-# **Prefixes.** If a URL and its redirect end in the same path, the parts before that path make a rule:
-# every URL below the first is expected below the second, and requested there at once. The most general
-# prefix is used below which the first host has served no file itself. If the second host refuses a file, or
-# has a wrong one, the rule is dropped, no rule is made for that prefix again, and the first host is asked
-# as if there had been none.
+# **Prefixes.** If a URL and the URL that it redirects to end in the same path, the parts before that path
+# make a rule: files below the first prefix are expected below the second, and requested there directly. Of
+# the possible prefixes, a rule uses the most general one below which the first host has served no file
+# without a redirect. If the second host refuses a file, or has a wrong one, the rule is dropped, no rule is
+# made for this prefix again, and the first host is asked as if there had been no rule.
 
 MAX_REDIRECTS = 5
-"""For each file."""
+"""How many redirects are followed for each file."""
 
 MAX_LOCATION_BYTES = 4096
 MAX_RULES = 1024
 MAX_UNLEARNT = 4096
-"""Prefixes that are known not to be redirected as a whole; if there are more, none is learnt."""
+"""
+How many prefixes are remembered as not redirected as a whole; once there are this many, no more rules are
+learnt.
+"""
 
 MAX_HOSTS = 512
-"""That all mirrors of a run redirect to."""
+"""How many hosts all mirrors of a run may redirect to."""
 
 _SAFE_IN_URL = "%/:?#[]@!$&'()*+,;=~-._"
 _PORTS = {"http": 80, "https": 443}
@@ -57,7 +60,7 @@ def located(url: str, locations: Sequence[bytes]) -> str:
         locations: the values of the response's ``Location`` fields.
 
     Raises:
-        RedirectRefused: there is none, more than one, or one that is not followed.
+        RedirectRefused: there is no URL, more than one, or one that is not followed.
     """
     if len(set(locations)) > 1:
         raise RedirectRefused("it redirects to several URLs at once")
@@ -96,7 +99,7 @@ def located(url: str, locations: Sequence[bytes]) -> str:
 
 
 def shown_url(url: str) -> str:
-    """Return a URL for a message: without user, password and query, quoted and cut to a limit."""
+    """Return a URL for a message: without user, password and query, quoted and shortened to a limit."""
     plain = url.partition("?")[0]
     scheme, mark, rest = plain.partition("://")
     authority, slash, path = rest.partition("/")
@@ -107,7 +110,7 @@ def shown_url(url: str) -> str:
 
 class RedirectTable:
     """
-    What the redirects of one run have shown.
+    What one run has learnt from redirects.
 
     Args:
         access: makes addresses of URLs.
@@ -124,7 +127,7 @@ class RedirectTable:
         Return where a redirect leads, and learn from it.
 
         Raises:
-            RedirectRefused: it is not followed.
+            RedirectRefused: the redirect is not followed.
         """
         url = located(route.url, locations)
         if route.hops >= MAX_REDIRECTS:
@@ -134,7 +137,7 @@ class RedirectTable:
         return found
 
     def route_of(self, url: str) -> FileRoute | None:
-        """Return where a URL is expected by the rules; None without one."""
+        """Return where the rules expect a URL to be served; None if no rule applies."""
         first = None
         at = url
         for _ in range(MAX_REDIRECTS):
@@ -148,15 +151,18 @@ class RedirectTable:
         return None if first is None else self._route(at, 0, first)
 
     def served(self, url: str) -> None:
-        """Record that a host has served a URL itself: none of its prefixes is redirected as a whole."""
+        """
+        Record that a host has served a URL without a redirect, so none of its prefixes is redirected as a
+        whole.
+        """
         for prefix in _prefixes(url):
             if prefix in self._unlearnt or len(self._unlearnt) >= MAX_UNLEARNT:
-                break  # the shorter ones are in it, too
+                break  # shorter prefixes have been recorded, too
             self._unlearnt.add(prefix)
             self._rules.pop(prefix, None)
 
     def forget(self, rule: str) -> None:
-        """Drop a rule that was wrong; it or a more general one is not made again."""
+        """Drop a rule that was wrong; neither this rule nor a more general one is made again."""
         self._rules.pop(rule, None)
         self.served(rule)
 
@@ -177,9 +183,9 @@ class RedirectTable:
             if not target.endswith("/" + rest) or prefix in self._unlearnt:
                 break
             above = target[: len(target) - len(rest)]
-            if above.count("/") < 3:  # it ends within the scheme or the host
+            if above.count("/") < 3:  # the target's prefix would end within the scheme or the host
                 break
-            if not above.startswith(prefix):  # else it would apply to its own result
+            if not above.startswith(prefix):  # otherwise the rule would apply to its own result
                 learnt = prefix, above
         if learnt is not None:
             self._rules[learnt[0]] = learnt[1]
@@ -204,7 +210,7 @@ class RedirectTable:
 
 
 def table_of(access: HostAccess) -> LearntRedirects:
-    """Return what the redirects of a run have shown; made on first use."""
+    """Return what a run has learnt from redirects; the table is made on first use."""
     if access.redirects is None:
         access.redirects = RedirectTable(access)
     return access.redirects
@@ -215,7 +221,7 @@ def _origin_of(url: str) -> str:
 
 
 def _prefixes(url: str) -> Iterator[str]:
-    """Yield the prefixes of a URL: its directory, the parent, and so on up to the host."""
+    """Yield the prefixes of a URL: its directory, the parent of that, and so on up to the host."""
     first = url.index("/", url.index("//") + 2)
     at = url.rfind("/")
     while at >= first:

@@ -40,19 +40,19 @@ from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.manifest import read_manifest
 
 # The files of a Debian archive that are kept although a run does not name them: suites and indexes of other
-# runs in the same directory, and what the previous version's indexes name.
+# runs in the same destination, and files that the previous version's indexes name.
 #
-# A client that has just read the previous release file fetches its indexes by hash, for one more version,
-# so the files in these must exist as long. Several runs may share a directory, each with its suites, or
-# with components or architectures of one suite: none removes files of another. Only files without an index
-# are removed.
+# A client that has just read the previous release file still fetches the previous indexes by hash, so the
+# files that these name must exist as long. They are kept for one more version. Several runs may share a
+# destination, each with its suites, or with components or architectures of one suite: no run removes files of
+# another. Only files that no index names are removed.
 #
-# Synchronous, for the thread that has the destination.
+# The code is synchronous, for the destination's thread.
 
 _OF_INDEXES = ("binary-", "source")
 """
-Names of directories whose ``Release`` is not that of a suite, but describes the index in the same
-directory.
+Beginnings of the names of directories whose ``Release`` is not that of a suite, but describes the index next
+to it.
 """
 
 
@@ -63,12 +63,14 @@ def kept_apart(
     deletes: bool = False,
 ) -> list[Index]:
     """
-    Return the indexes of these suites that other runs keep here, as the new release files name them.
+    Return the indexes of these suites that other runs keep in the destination, as the new release files name
+    them.
 
-    They share the release file, so a run that publishes a new one updates them too: otherwise their readers
-    would take them for forged. An index that the last run kept together with all current indexes is not
-    another run's, and is not kept. Neither are other files in the directory of a selected index, such as
-    translations, if the run removes unwanted files.
+    All runs share the release file, so a run that publishes a new one also updates the indexes of other runs:
+    otherwise these would not match the release file, and clients would reject them. An index that the last
+    run kept together with all current indexes does not belong to another run, and is not kept. If the run
+    removes unwanted files, other files in the directory of a selected index, such as translations, are not
+    kept either.
     """
     taken = {_key(form.path) for index in indexes for form in index.forms}
     chosen = {path for path in taken if names_packages(path)}
@@ -89,12 +91,12 @@ def kept_apart(
 
 
 def _key(path: str) -> str:
-    """Return the part of the path that all forms of one index share."""
+    """Return the part of an index's path that all its forms share; the whole path of any other file."""
     return base_of(path) if names_packages(path) else path
 
 
 def _kept_by_last_run(destination: Destination) -> set[str]:
-    """Return the indexes that the last complete run kept."""
+    """Return the indexes of packages and sources that the last complete run kept, without endings."""
     with suppress(MirrorError, BadEntry):
         return {
             base_of(each.path) for each in read_manifest(destination) if names_packages(each.path)
@@ -104,7 +106,7 @@ def _kept_by_last_run(destination: Destination) -> set[str]:
 
 def _here(destination: Destination, suite: Suite, taken: set[str]) -> Iterator[Index]:
     """
-    Yield the indexes of a suite that exist, that the previous and the new release file name, and that are
+    Yield the existing indexes of a suite that both the previous and the new release file name and that are
     not in ``taken``.
     """
     named = suite.release.files
@@ -128,7 +130,10 @@ def _here(destination: Destination, suite: Suite, taken: set[str]) -> Iterator[I
 def held_here(
     destination: Destination, base: str, before: Release | None
 ) -> tuple[KeptForm | None, list[str]]:
-    """Return in which form an index is kept here, and the endings of its forms; None if it is not."""
+    """
+    Return the form in which an index is kept in the destination, None if it is not kept; and the endings of
+    the existing packed files.
+    """
     if not os.path.isdir(destination.where(os.path.dirname(base))):
         return None, []
     endings = [ending for ending in READ if _is_here(destination, base + ending)]
@@ -152,16 +157,17 @@ def remove_others(
     destination: Destination, kept: Iterable[str], retained: RetainedFiles, dry_run: bool = False
 ) -> list[str]:
     """
-    Remove all files but these paths and the retained ones; returns the removed paths.
+    Remove all files except ``kept`` and the retained ones; return the removed paths.
 
     Args:
-        dry_run: only report.
+        dry_run: remove nothing; return what would be removed.
 
     Raises:
-        MirrorError: other files that are needed here cannot be found out; nothing is removed.
+        MirrorError: an index of another run cannot be read, so the files that it needs are unknown; nothing
+            is removed.
     """
     others = list(destination.others(frozenset(kept)))
-    if others:  # else the indexes of other runs need not be read
+    if others:  # without other files, the indexes of other runs need not be read
         stays = holder(retained.names(others), destination.folds)
         others = [path for path in others if not stays(path)]
     if not dry_run:
@@ -171,11 +177,11 @@ def remove_others(
 
 class RetainedFiles:
     """
-    Finds the files to keep.
+    Finds the files that a run does not name, but that must be kept.
 
     Args:
         suites, indexes: what the run has mirrored.
-        apart: as returned by ``kept_apart``.
+        apart: the result of ``kept_apart``.
     """
 
     def __init__(
@@ -192,7 +198,7 @@ class RetainedFiles:
 
     def names(self, paths: Sequence[str]) -> Iterator[str]:
         """
-        Yield those of some files that are kept; also other paths.
+        Yield the paths that must be kept, of ``paths`` and perhaps of others.
 
         Raises:
             MirrorError: an existing index cannot be read.
@@ -208,13 +214,15 @@ class RetainedFiles:
         for index in self._apart:
             if not index.kind:
                 continue
-            # Keep all files of another run's component; of a shared one, those in the index's directory.
+            # Keep all files of a component that only other runs keep; of a shared component, keep the files
+            # in the index's directory.
             component = _component_of(index.path)
             above = os.path.dirname(index.path) if component in own else component
             if index.suite.is_flat:
                 yield from _forms_of(index, paths)
             else:
-                # The run itself keeps the last versions of names by hash.
+                # Names by hash are left out, since the run itself keeps those of the current and previous
+                # version.
                 yield from (p for p in paths if p.startswith(f"{above}/") and "/by-hash/" not in p)
             yield from self._named(index)
         stay = {suite.directory for suite in self._suites}
@@ -231,8 +239,8 @@ class RetainedFiles:
 
     def _leads_to(self, path: str) -> str | None:
         """
-        Return the suite that a link in the same directory leads to, such as ``stable``; debmirror makes
-        such links.
+        Return the suite that a link in ``dists`` leads to, such as the link ``stable``; debmirror makes such
+        links. None if the path is no such link.
         """
         where = self._destination.where(path)
         if os.path.dirname(path) != "dists" or not os.path.islink(where):
@@ -240,7 +248,9 @@ class RetainedFiles:
         return f"dists/{os.path.normpath(os.readlink(where))}"
 
     def _before(self, index: Index) -> Index | None:
-        """Return the previous version of an index, if it is kept by hash and differs."""
+        """
+        Return the previous version of an index; None if its content is the same, or is not kept by hash.
+        """
         suite = index.suite
         before = suite.before
         if before is None or not before.by_hash or index.kind not in ("packages", "sources"):
@@ -257,7 +267,7 @@ class RetainedFiles:
         return None
 
     def _by_hash(self, index: Index, paths: Iterable[str]) -> Iterator[Index]:
-        """Yield the previous indexes that exist by hash: one version in all its forms."""
+        """Yield the previous version of an index in all its forms, as far as they exist by hash."""
         above = os.path.join(os.path.dirname(index.path), "by-hash", "")
         release = index.suite.release
         now = {digest.hex() for path in release.files for _, digest in release.digests_of(path)}
@@ -265,7 +275,7 @@ class RetainedFiles:
             path for path in paths if path.startswith(above) and path.rpartition("/")[2] not in now
         ]
         old.sort(key=lambda path: -os.lstat(self._destination.where(path)).st_mtime_ns)
-        # One directory for each algorithm, in which a flat suite has both packages and sources.
+        # There is one directory for each algorithm; that of a flat suite has both packages and sources.
         kinds = len({os.path.dirname(path) for path in old}) or 1
         for path in old[: kinds * (2 * len(HELD) if index.suite.is_flat else len(HELD))]:
             yield Index(index.suite, index.kind, [ArchiveFile(path, None, "sha256", b"")])
@@ -288,7 +298,9 @@ class RetainedFiles:
             raise _unreadable(path, error) from error
 
     def _other_suites(self, paths: Sequence[str]) -> Iterator[Suite]:
-        """Yield the suites that are not of this run, each once, by their release files."""
+        """
+        Yield the suites that the run has not mirrored, each once; they are found by their release files.
+        """
         own = {suite.directory for suite in self._suites}
         for path in paths:
             above, _, name = path.rpartition("/")
@@ -306,14 +318,17 @@ class RetainedFiles:
                 if is_flat and not any(
                     names_packages(each) and os.path.dirname(each) == above for each in paths
                 ):
-                    continue  # not a suite, but a file of that name
+                    continue  # not a release file of a suite, but another file with this name
                 raise _unreadable(path, error) from error
             own.add(above)
             yield Suite(above, release, {}, None, is_flat)
 
 
 def _belonging(suite: Suite, paths: Iterable[str]) -> list[str]:
-    """Return the files of another run's suite, except those that its indexes name."""
+    """
+    Return the release files, indexes and other files of another run's suite; not the packages that its
+    indexes name.
+    """
     if not suite.is_flat:
         return [path for path in paths if path.startswith(f"{suite.directory}/")]
     found = []
@@ -332,7 +347,7 @@ def _belonging(suite: Suite, paths: Iterable[str]) -> list[str]:
 
 
 def _forms_of(index: Index, paths: Iterable[str]) -> Iterator[str]:
-    """Yield the existing forms of a flat suite's index, also by hash."""
+    """Yield the existing forms of a flat suite's index, including those by hash."""
     base = base_of(index.path)
     suite, release = index.suite, index.suite.release
     by_hashes = {
@@ -351,7 +366,7 @@ def _component_of(path: str) -> str:
 
 
 def _indexes_of(suite: Suite, paths: Iterable[str]) -> Iterator[Index]:
-    """Yield the existing indexes of a suite that is not this run's."""
+    """Yield the existing indexes of a suite that the run has not mirrored."""
     best: dict[str, int] = {}
     for path in paths:
         if names_packages(path) and "/by-hash/" not in path:

@@ -1,10 +1,10 @@
 """
-Rebuilt indexes of an RPM repository: they name only the fetched files, and are signed here.
+Rebuilding of the indexes of an RPM repository: the new ones name only the fetched files, and are signed here.
 
 ``primary`` and all indexes with an element for each package (``filelists``, ``other``) keep the elements of
-packages that exist and that the filters of any run select, unchanged except for their positions. Databases
-and zchunk files of these are left out, and so are delta packages. All else stays, in the same
-``repomd.xml``, with its revision. Synchronous, for the thread that has the destination.
+packages that exist and that the filters of any run select. Elements are unchanged except for their positions.
+Databases and zchunk files of these indexes are left out, and so are delta packages. All other files stay, and
+the new ``repomd.xml`` keeps its revision. The code is synchronous, for the destination's thread.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Chosen(NamedTuple):
     The packages that a new index names.
 
     Attributes:
-        places: their numbers in the ``primary`` of the repository.
-        ids: their names in the other indexes.
+        places: the path of each package, by its position in the repository's ``primary``.
+        ids: the identities of the packages, which other indexes use.
     """
 
     places: Mapping[int, str]
@@ -54,7 +54,7 @@ class Chosen(NamedTuple):
 
 def chosen(destination: Destination, packages: Iterable[Package], wrong: frozenset[str]) -> Chosen:
     """
-    Return those of some packages that exist, and are right.
+    Return those of some packages that exist with the right content.
 
     Args:
         wrong: paths of packages to leave out.
@@ -67,12 +67,12 @@ def chosen(destination: Destination, packages: Iterable[Package], wrong: frozens
 
 
 def is_rebuilt(each: Metadata) -> bool:
-    """Return whether an index has an element for each package."""
+    """Return whether an index has an element for each package, so that it is rebuilt."""
     return _BY_PACKAGE.fullmatch(each.kind) is not None
 
 
 def is_left_out(each: Metadata) -> bool:
-    """Return whether an index does not fit rebuilt ones."""
+    """Return whether an index is left out, since it would not match the rebuilt ones."""
     return _LEFT_OUT.fullmatch(each.kind) is not None
 
 
@@ -80,10 +80,11 @@ def rebuilt(
     destination: Destination, repomd: Repomd, wanted: Chosen, key: GpgKey
 ) -> tuple[Repomd, dict[str, bytes]]:
     """
-    Stage new indexes instead of the repository's; returns the ``repomd.xml`` files, and the indexes.
+    Stage new indexes instead of the repository's; return the new ``Repomd``, and ``repomd.xml`` and its
+    signature by path.
 
     Args:
-        repomd: without indexes that could not be fetched.
+        repomd: the repository's, without indexes that could not be fetched.
 
     Raises:
         MirrorError, SigningFailed: the disk is full, or gpg made no signature.
@@ -121,7 +122,7 @@ def rebuilt(
 
 
 def _row(each: Metadata, output: PackedIndex, opened: PackedIndex) -> bytes:
-    """Return the element of a new index in ``repomd.xml``."""
+    """Return the element with which ``repomd.xml`` names a new index."""
     return (
         f"<data type={quoteattr(each.kind)}>"
         f'<checksum type="sha256">{output.file.digest.hex()}</checksum>'
@@ -134,7 +135,10 @@ def _row(each: Metadata, output: PackedIndex, opened: PackedIndex) -> bytes:
 def _written(
     destination: Destination, each: Metadata, number: int, wanted: Chosen
 ) -> tuple[PackedIndex, PackedIndex]:
-    """Write one new index to ``incoming``; returns it, and its decompressed form."""
+    """
+    Write one new index to ``incoming``; return its compressed form, and its decompressed form, which is only
+    hashed.
+    """
     path = each.file.path
     ending = next((end for end in _ENDINGS if path.endswith(end)), "")
     base = path.removesuffix(ending)
@@ -158,7 +162,7 @@ def _written(
 def _filtered(
     blocks: Iterable[bytes], name: str, wanted: Chosen, is_primary: bool
 ) -> Iterator[bytes]:
-    """Yield an index with only the elements of wanted packages."""
+    """Yield the bytes of an index with only the elements of wanted packages."""
     reader = _PackageElements(name, wanted, is_primary)
     parser = XmlParser(reader, name)
     reader.raw.parser = parser
@@ -175,7 +179,10 @@ def _filtered(
 
 
 class _PackageElements:
-    """Reads an index: ``found`` are its head, and the wanted elements that were not taken yet."""
+    """
+    Reads an index from ``XmlParser``: ``found`` has the index's head and the wanted elements, until the
+    caller removes them.
+    """
 
     def __init__(self, name: str, wanted: Chosen, is_primary: bool) -> None:
         self.raw = RawElements(name)

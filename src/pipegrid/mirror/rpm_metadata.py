@@ -1,4 +1,4 @@
-"""rpm-md metadata: ``repomd.xml``, the primary index, and the order of RPM versions."""
+"""Metadata of RPM repositories: ``repomd.xml``, the primary index, and the order of RPM versions."""
 
 from __future__ import annotations
 
@@ -18,42 +18,43 @@ from pipegrid.mirror.archive_file import (
     wanted,
 )
 
-# Untrusted XML, parsed in pieces: elements, attributes, texts, all of them limited. Pure.
+# Untrusted XML, parsed in pieces: elements, attributes and texts, all of which have limits. Without input or
+# output.
 #
-# Refused are document types, and with them all entities except the five of XML itself; encodings other than
-# UTF-8; elements nested deeper than ``MAX_DEPTH``; a tag, comment or other piece of markup of more than
-# ``MAX_MARKUP_BYTES``; a text of more than ``MAX_TEXT_CHARS``; more than ``MAX_NAMES`` different names,
-# since each is kept while the document is parsed.
+# The parser refuses: document types, and with them all entities except the five of XML itself; encodings
+# other than UTF-8; elements nested deeper than ``MAX_DEPTH``; a tag, comment or other piece of markup of more
+# than ``MAX_MARKUP_BYTES``; a text of more than ``MAX_TEXT_CHARS``; more than ``MAX_NAMES`` different names,
+# since each name is kept while the document is parsed.
 
 MAX_DEPTH = 32
 MAX_MARKUP_BYTES = 1 << 20
 MAX_TEXT_CHARS = 64 << 10
 MAX_NAMES = 4096
 FED_BYTES = 64 << 10
-"""The bytes of one step: at most that many are parsed after the refused place."""
+"""How many bytes are parsed in one step; after a refused place, at most this many more are parsed."""
 
 
 class ElementReader(Protocol):
-    """Gets the elements of a document."""
+    """Gets the elements of a document from the parser."""
 
     def opened(self, depth: int, name: str, attributes: Mapping[str, str]) -> bool:
         """
-        An element begins.
+        Handle the beginning of an element.
 
         Args:
-            depth: 1 for the outermost.
+            depth: 1 for the outermost element.
             name: as written, with its prefix.
 
         Returns:
-            whether its text is wanted.
+            whether the element's text is wanted.
         """
 
     def closed(self, depth: int, name: str, text: str) -> None:
         """
-        An element ends.
+        Handle the end of an element.
 
         Args:
-            text: its text, without that of other elements; "" if it was not wanted.
+            text: the element's text, without that of inner elements; "" if it was not wanted.
         """
 
 
@@ -75,7 +76,7 @@ class XmlParser:
         self._text_chars = 0
         self._text_depth = 0
         self._fed_bytes = 0
-        # The encoding that a document declares does not count.
+        # This overrides the encoding that a document declares.
         self._expat = parser = expat.ParserCreate("utf-8", intern=self._names)
         parser.StartDoctypeDeclHandler = self._refuse_doctype
         parser.StartElementHandler = self._open
@@ -83,12 +84,12 @@ class XmlParser:
 
     def feed(self, data: bytes) -> None:
         """
-        Parse some more.
+        Parse the next part of the document.
 
         Raises:
-            BadEntry: it is not XML, or is refused.
+            BadEntry: the document is not XML, or is refused.
         """
-        # Expat would follow that byte order mark.
+        # Expat would accept UTF-16 with such a byte order mark.
         if not self._fed_bytes and data[:1] in (
             b"\xfe",
             b"\xff",
@@ -111,13 +112,13 @@ class XmlParser:
         Check that the document is complete.
 
         Raises:
-            BadEntry: it is not.
+            BadEntry: the document is incomplete.
         """
         self._parse(b"", True)
 
     @property
     def offset(self) -> int:
-        """The position of the current tag, which opens or closes an element, in bytes."""
+        """The position in bytes of the current tag, which opens or closes an element."""
         return self._expat.CurrentByteIndex
 
     def _parse(self, data: bytes, last: bool) -> None:
@@ -164,17 +165,20 @@ class XmlParser:
 
 
 MAX_ELEMENT_BYTES = 64 << 20
-"""Of the element of one package: the largest has a tenth of that, with its files."""
+"""
+The maximum size of the element of one package; the largest known, with all its files, has a tenth of that.
+"""
 
 
 class RawElements:
     """
-    The bytes of a document from one tag to another, while it is being parsed.
+    The bytes of a document that are still needed while it is being parsed.
 
     Attributes:
-        parser: of the document; to be set before anything is parsed.
-        base: the position of the first kept byte in the document.
-        keep_from: where the wanted element begins; None if none is wanted.
+        parser: of the document; must be set before anything is parsed.
+        base: the position in the document of the first kept byte.
+        keep_from: the position of the wanted element, from which on bytes are kept; None if no element is
+            wanted.
     """
 
     def __init__(self, name: str) -> None:
@@ -186,7 +190,7 @@ class RawElements:
 
     def add(self, block: bytes) -> None:
         """
-        Add a block of the document, before the parser gets it.
+        Add a block of the document, before the parser gets the block.
 
         Raises:
             BadEntry: an element is longer than ``MAX_ELEMENT_BYTES``.
@@ -196,7 +200,7 @@ class RawElements:
             raise BadEntry(f"{self._name} has an element of more than {MAX_ELEMENT_BYTES} bytes")
 
     def tag(self) -> tuple[int, int]:
-        """Return where the current tag begins and ends."""
+        """Return the positions of the beginning and the end of the current tag."""
         assert self.parser is not None
         begin = at = self.parser.offset
         data, base = self._data, self.base
@@ -209,29 +213,30 @@ class RawElements:
             if closing < 0:
                 break
             at = closing + 1 + base
-        return begin, base + len(data)  # which the parser would not have accepted as a tag
+        return begin, base + len(data)  # the parser would not have accepted such a tag
 
     def cut(self, begin: int, end: int) -> bytes:
         """Return the bytes between two positions of the document."""
         return bytes(self._data[begin - self.base : end - self.base])
 
     def forget(self) -> None:
-        """Drop the bytes before the current position that are not wanted."""
+        """Drop bytes that are not wanted: those before the wanted element, or before the current position."""
         assert self.parser is not None
         until = self.parser.offset if self.keep_from is None else self.keep_from
         del self._data[: max(0, until - self.base)]
         self.base = max(self.base, until)
 
 
-# Which of two versions of a package is newer, as rpm compares them. Pure.
+# Which of two versions of a package is newer, as rpm compares them. Without input or output.
 #
-# Source: rpm's manual, "rpm-version(7)": epoch, version and release are compared one after the other, each
-# by its runs of digits and of letters; ``~`` is before everything, even the end, ``^`` only after the end.
+# Source: rpm's manual, "rpm-version(7)". Epoch, version and release are compared one after the other, each by
+# its runs of digits and of letters; ``~`` is before everything, even the end; ``^`` is after the end, but
+# before everything else.
 
 _TOKEN = re.compile(r"[0-9]+|[A-Za-z]+|~|\^")
 
 MAX_VERSION_CHARS = 256
-"""Of each of the three parts; real ones have a tenth of that."""
+"""The maximum length of each of the three parts of a version; real ones have a tenth of that."""
 
 
 class RpmVersion(NamedTuple):
@@ -263,7 +268,7 @@ def compare(one: str, other: str) -> int:
 def _compare_tokens(mine: str, yours: str) -> int:
     if mine == yours:
         return 0
-    for mark in "~^":  # older than any other continuation
+    for mark in "~^":  # ``^`` is older than any other continuation
         if mark in (mine, yours):
             return -1 if mine == mark else 1
     if mine.isdigit() != yours.isdigit():
@@ -284,17 +289,17 @@ def compare_versions(one: RpmVersion, other: RpmVersion) -> int:
     )
 
 
-# Indexes of an RPM repository: ``repomd.xml``, which names all others; ``primary``, which names packages.
-# Pure.
+# Indexes of an RPM repository: ``repomd.xml``, which names all other indexes; ``primary``, which names
+# packages. Without input or output.
 #
-# Sources: createrepo's documentation; librepo and zypp as readers of both.
+# Sources: createrepo's documentation; librepo and zypp, which read both.
 
 REPOMD = "repodata/repomd.xml"
 SIGNATURE = REPOMD + ".asc"
 
 MAX_REPOMD_BYTES = 8 << 20
 MAX_METADATA_FILES = 1000
-"""That one ``repomd.xml`` names; large repositories have some thirty."""
+"""How many files one ``repomd.xml`` may name; large repositories have some thirty."""
 
 _SIZE = re.compile(r"[0-9]{1,15}")
 
@@ -302,7 +307,7 @@ SOURCE_ARCHITECTURES = ("src", "nosrc")
 _SOURCE = "sourcerpm"
 
 _HASHES = {"sha": "sha1"}
-"""Names of checksums that differ from those of ``hashlib``."""
+"""Types of checksums whose names differ from those in ``hashlib``."""
 
 
 class Metadata(NamedTuple):
@@ -311,9 +316,9 @@ class Metadata(NamedTuple):
 
     Attributes:
         kind: such as ``primary``, ``filelists``, ``primary_db``.
-        opened: the decompressed file; None if unknown.
+        opened: the decompressed file; None if its size or hash is unknown.
         timestamp: in seconds since 1970; 0 if unknown.
-        raw: the bytes of the element.
+        raw: the bytes of the element that names the file.
     """
 
     kind: str
@@ -325,12 +330,12 @@ class Metadata(NamedTuple):
 
 class Repomd(NamedTuple):
     """
-    A ``repomd.xml``.
+    The content of a ``repomd.xml``.
 
     Attributes:
         revision: as written; mostly seconds since 1970.
-        timestamp: of the newest of its files; 0 without any.
-        files: in their order.
+        timestamp: the newest timestamp of any file; 0 if no file has one.
+        files: in the order of the document.
         head: the bytes of all other elements, such as the revision and tags.
     """
 
@@ -341,7 +346,7 @@ class Repomd(NamedTuple):
 
     @property
     def primary(self) -> Metadata:
-        """The one file of kind ``primary``, which names the packages; every ``Repomd`` has it."""
+        """The only file of kind ``primary``, which names the packages; every ``Repomd`` has one."""
         return next(each for each in self.files if each.kind == "primary")
 
 
@@ -351,9 +356,10 @@ class Package(NamedTuple):
 
     Attributes:
         arch: such as ``x86_64``, ``noarch`` or ``src``.
-        number: its position among the packages of its ``primary``.
-        identity: its hash as text, by which other indexes name it.
-        source: the file name of its source package, which is its own for a source package; "" if unknown.
+        number: the position of the package in its ``primary``.
+        identity: the package's hash as text, with which other indexes identify the package.
+        source: the file name of its source package, or of the package itself if that is a source package; ""
+            if unknown.
     """
 
     name: str
@@ -371,10 +377,10 @@ def read_repomd(data: bytes, name: str, skip: Skip | None = None) -> Repomd:
 
     Args:
         name: of the file, for errors.
-        skip: is called with the reason for each unusable file; None: such a file is an error.
+        skip: called with the reason for each unusable file; None: an unusable file is an error.
 
     Raises:
-        BadEntry: it is not a ``repomd.xml``, names refused files, or has only weak hashes.
+        BadEntry: the data is not a ``repomd.xml``, names refused files, or has only weak hashes.
     """
     reader = _RepomdReader(name, skip or _refuse)
     parser = reader.raw.parser = XmlParser(reader, name)
@@ -394,12 +400,13 @@ def packages(
     Yield the packages in a ``primary``, while it is being read.
 
     Args:
-        blocks: its decompressed bytes, in pieces of any size.
-        urls: of the repository. A package whose ``xml:base`` is below one is there.
-        skip: is called with the reason for each unusable package; None: such a package is an error.
+        blocks: the decompressed bytes, in pieces of any size.
+        urls: of the mirrors. If the ``xml:base`` of a package is below one of these URLs, the package is in
+            the repository; other bases are refused.
+        skip: called with the reason for each unusable package; None: an unusable package is an error.
 
     Raises:
-        BadEntry: it is not a ``primary``, or a path, size or hash is refused.
+        BadEntry: the document is not a ``primary``, or a path, size or hash is refused.
     """
     reader = _PrimaryReader(name, urls, skip or _refuse)
     parser = XmlParser(reader, name)
@@ -417,7 +424,10 @@ def _refuse(error: BadEntry) -> None:
 
 
 class _Entry:
-    """The content of one ``data`` or ``package``: texts by element, and attributes by element."""
+    """
+    The content of one element ``data`` or ``package``: the texts and the attributes of its inner elements, by
+    name.
+    """
 
     def __init__(self, document: str, urls: Sequence[str] = ()) -> None:
         self.document = document
@@ -427,13 +437,16 @@ class _Entry:
         self._twice = ""
 
     def open(self, name: str, attributes: Mapping[str, str]) -> None:
-        """Add an element. It may occur only once, since other programs might use the other one."""
+        """
+        Add an inner element. A second one of the same name is an error, since other programs might use the
+        other one.
+        """
         if name in self.attributes:
             self._twice = name
         self.attributes[name] = attributes
 
     def path(self) -> str:
-        """Return the path of the file, below the repository."""
+        """Return the path of the file relative to the repository."""
         location = self.attributes.get("location", {})
         path = location.get("href")
         if path is None:
@@ -448,7 +461,7 @@ class _Entry:
         return above + simplified(path)
 
     def size(self, text: str | None) -> int | None:
-        """Return a size; None if there is none, and then only the hash proves the file."""
+        """Return the size in a text; None if there is no text, and then only the hash proves the file."""
         if text is None:
             return None
         if _SIZE.fullmatch(text.strip()) is None:
@@ -456,7 +469,7 @@ class _Entry:
         return int(text)
 
     def file(self, size: int | None, checksum: str = "checksum") -> ArchiveFile:
-        """Return the file. Raises BadEntry."""
+        """Return the file that the entry names. Raises BadEntry."""
         if self._twice:
             raise BadEntry(f"{self.document} has an entry with two elements {self._twice}")
         kind = self.attributes.get(checksum, {}).get("type", "").lower()
@@ -467,11 +480,14 @@ class _Entry:
 
 
 def _within(base: str, urls: Sequence[str]) -> str | None:
-    """Return where below a repository an ``xml:base`` leads, "" or ending in a slash; None if it does not."""
+    """
+    Return an ``xml:base`` relative to the repository, "" or ending in a slash; None if it leads to another
+    place.
+    """
     base = base.strip()
     if base and not base.endswith("/"):
         base += "/"
-    if ":" not in base and base[:1] != "/":  # in repositories that can be moved
+    if ":" not in base and base[:1] != "/":  # relative, as in repositories that can be moved
         return base.removeprefix("./")
     for url in urls:
         url = url.rstrip("/") + "/"
@@ -481,7 +497,7 @@ def _within(base: str, urls: Sequence[str]) -> str | None:
 
 
 class _RepomdReader:
-    """Reads a ``repomd.xml`` from ``XmlParser``: ``found`` are its files."""
+    """Reads a ``repomd.xml`` from ``XmlParser``; ``found`` has its files."""
 
     _TEXTS = frozenset(("checksum", "open-checksum", "size", "open-size", "timestamp"))
 
@@ -541,14 +557,14 @@ class _RepomdReader:
         place = casefold_path(file.path)
         if place in self._places:
             if any(file == each.file and each.kind != self._kind for each in self.found):
-                return  # some kinds share a file
+                return  # the same file may have several kinds
             raise BadEntry(f"{self._name} names {quoted(file.path)}, which has another meaning")
         if self._kind == "primary" and any(each.kind == "primary" for each in self.found):
             raise BadEntry(f"{self._name} names two files primary")
         self._places.add(place)
         opened = None
         if entry.texts.get("open-checksum") and entry.texts.get("open-size"):
-            with suppress(BadEntry):  # not usable, and not needed
+            with suppress(BadEntry):  # if unusable, it is left out, since it is not needed
                 opened = entry.file(entry.size(entry.texts["open-size"]), "open-checksum")
         told = entry.texts.get("timestamp", "").partition(".")[0]
         timestamp = int(told) if _SIZE.fullmatch(told) else 0
@@ -557,7 +573,7 @@ class _RepomdReader:
 
 
 class _PrimaryReader:
-    """Reads a ``primary`` from ``XmlParser``: ``found`` are the packages that were not taken yet."""
+    """Reads a ``primary`` from ``XmlParser``; ``found`` has the packages, until the caller removes them."""
 
     _TEXTS = frozenset(("name", "arch", "checksum"))
     _OTHERS = frozenset(("version", "size", "location"))

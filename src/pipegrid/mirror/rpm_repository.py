@@ -64,16 +64,16 @@ if TYPE_CHECKING:
 
 # The signatures in the headers of packages, checked by rpm's own program.
 #
-# Results are recorded by hash, together with the hash of the keys, so that a package is checked once. All of
-# it is synchronous, for the thread that has the destination.
+# Correctly signed packages are recorded by hash, together with the hash of the keys, so that a package is
+# checked only once. The code is synchronous, for the destination's thread.
 
 CHECKED = "checked"
-"""The records, below ``HIDDEN``."""
+"""In ``HIDDEN``: the records of correctly signed packages."""
 
 MAX_NOTES_BYTES = 64 << 20
 MAX_KEY_BYTES = 4 << 20
 AT_ONCE = 64
-"""Packages that one process checks."""
+"""How many packages one process of rpmkeys checks."""
 
 TIMEOUT_S = 600.0
 
@@ -85,11 +85,11 @@ def check_packages(
     stopped: Callable[[], bool],
 ) -> list[tuple[ArchiveFile, str]]:
     """
-    Return the existing packages that are not signed by any of some keys, each with the reason.
+    Return the existing packages that none of the given keys has signed, each with the reason.
 
     Args:
-        keyrings: files with public keys, bytes or text.
-        stopped: whether the run must end.
+        keyrings: files with public keys, in binary or text form.
+        stopped: returns whether the run must end.
 
     Raises:
         MirrorError: rpmkeys does not exist, or accepts no key; or the run must end.
@@ -125,7 +125,7 @@ def check_packages(
 
 
 def _text_of(keyring: str, home: str) -> bytes:
-    """Return keys as text, the only form that rpmkeys reads."""
+    """Return the keys of a file in text form, the only form that rpmkeys reads."""
     try:
         with open(keyring, "rb") as file:
             data = file.read(MAX_KEY_BYTES)
@@ -163,7 +163,7 @@ def _run(command: list[str], home: str, refuses: bool = True) -> bytes:
 def _found(
     destination: Destination, packages: Sequence[ArchiveFile], home: str
 ) -> Iterator[tuple[ArchiveFile, str]]:
-    """Yield the fault of the signature of each package that exists; "" if it is right."""
+    """Yield each existing package, with the fault of its signature; "" if the signature is right."""
     places = {destination.where(each.path): each for each in packages}
     there = [place for place in places if os.path.isfile(place)]
     command = ["rpmkeys", "--dbpath", f"{home}/db", "--checksig", "--verbose", "--", *there]
@@ -188,7 +188,10 @@ MAX_NAMED = 5_000_000
 _NUMBER = re.compile(r"[0-9]{1,15}")
 
 MODULAR = ".module"
-"""In the release of packages that belong to a module's stream: a newer one may be of another stream."""
+"""
+Part of the release of packages in a module's stream: a newer package may belong to another stream, so all are
+kept.
+"""
 
 
 class RpmOutcome(ArchiveOutcome):
@@ -196,14 +199,16 @@ class RpmOutcome(ArchiveOutcome):
     The outcome of a run.
 
     Attributes:
-        lacking_sources: wanted source packages that the repository does not name.
+        lacking_sources: how many wanted source packages the repository does not name.
     """
 
     lacking_sources = 0
 
 
 class _Found(NamedTuple):
-    """The repository as one mirror has it, and as it was here."""
+    """
+    The repository as one mirror has it, with the content of its files by path; and the existing ``Repomd``.
+    """
 
     repomd: Repomd
     files: dict[str, bytes]
@@ -214,24 +219,24 @@ class RpmRepository:
     """
     A mirror of one repository.
 
-    The steps are those of a Debian archive (``debian``), for the same reasons: 1. ``repomd.xml`` is fetched
-    from the first mirror with a trusted one. 2. All files in it are staged, where no client sees them. 3.
-    The packages in ``primary`` are fetched while it is being read, and published. 4. When all files exist
-    the indexes are published, ``repomd.xml`` last; then files that are not named any more may be removed,
-    except the previous indexes, which clients may still read.
+    The steps are those of a Debian archive (``debian_archive``), for the same reasons: 1. ``repomd.xml`` is
+    fetched from the first mirror with a trusted one. 2. All files that it names are staged, where no client
+    sees them. 3. The packages that ``primary`` names are fetched while it is being read, and published. 4.
+    When all files exist the indexes are published, ``repomd.xml`` last. After that, files that no index names
+    any more may be removed, except the previous indexes, which clients may still read.
 
     Unusable entries of an index are skipped and counted; if mirrors lack a package, no index is published,
     unless the caller wants to keep going.
 
     Args:
-        mirror: the mirrors and the destination; its URLs are the parents of ``repodata``.
-        newest_only: of packages with the same name and architecture only the highest version; ``MODULAR``
-            ones all. As ``newest`` of a filter.
+        mirror: the mirrors and the destination; the URLs of the mirrors are the parents of ``repodata``.
+        newest_only: keep only the highest version of packages with the same name and architecture, but all
+            ``MODULAR`` ones; sets ``newest`` of ``wanted``.
         wanted: which packages of the index are wanted.
-        metalink: names the acceptable ``repomd.xml``; None: any.
+        metalink: names the acceptable ``repomd.xml``; None: any is acceptable.
         checks_packages: each package must be signed by one of the keys; see ``check_packages``.
-        signing: signs rebuilt indexes of the fetched files, which are published instead of the
-            repository's; see ``repomd_writer``. None: the repository's are published.
+        signing: the key that signs rebuilt indexes, which name only the fetched files and replace the
+            repository's; see ``rpm_filtered_indexes``. None: the repository's indexes are published.
     """
 
     def __init__(
@@ -264,18 +269,18 @@ class RpmRepository:
         delete_excluded: bool = False,
     ) -> RpmOutcome:
         """
-        Bring the mirror up to date. Call it once.
+        Bring the mirror up to date. Call this once.
 
         Args:
             delete: remove files that are not named any more, if nothing failed or was skipped.
-            dry_run: fetch only indexes, publish nothing; the same as for ``mirror``.
-            keep_going: publish the indexes even if mirrors lack files in them, or an index that dnf does
-                not need.
+            dry_run: fetch only indexes, publish nothing; ``mirror`` must be made for a dry run, too.
+            keep_going: publish the indexes even if mirrors lack files that they name, or an index that dnf
+                does not need.
             delete_excluded: with ``delete``, also remove files that only filters of earlier runs select.
 
         Raises:
-            MirrorError: no mirror has a trusted ``repomd.xml``, an index could not be fetched, or the
-                filters select no package.
+            MirrorError: no mirror has a trusted ``repomd.xml``, an index could not be fetched, or the filters
+                select no package.
             BadEntry: an index has a refused entry.
         """
         outcome = RpmOutcome()
@@ -319,7 +324,10 @@ class RpmRepository:
         stays: list[PackageFilter],
         outcome: RpmOutcome,
     ) -> tuple[_Found, list[ArchiveFile]]:
-        """Rebuild indexes if that is wanted, and publish them; returns the repository as published."""
+        """
+        Rebuild indexes if that is wanted, and publish the indexes; return the repository as it was published,
+        and its files.
+        """
         record = _record_of(found)
         if self._signing is not None:
             found = await self._mirror.run(self._rebuild, found, everything, stays)
@@ -340,8 +348,8 @@ class RpmRepository:
 
     def _would_be_new(self, found: _Found) -> bool:
         """
-        Return whether ``repomd.xml`` differs from the existing one, or from that of the rebuilt indexes. In
-        the thread.
+        Return whether ``repomd.xml`` differs from the existing one. With rebuilt indexes, compare the
+        ``repomd.xml`` that the existing indexes were rebuilt from. Runs in the destination's thread.
         """
         if self._signing is None:
             return not self._destination.holds(found.files)
@@ -351,8 +359,8 @@ class RpmRepository:
 
     def _take_back(self, found: _Found) -> _Found:
         """
-        Stage the kept indexes of the repository, and leave out those that rebuilt ones do not need. In the
-        thread.
+        Stage those of the repository's indexes that are in ``UPSTREAM``; return the repository without
+        indexes that would not match rebuilt ones. Runs in the destination's thread.
         """
         files = tuple(each for each in found.repomd.files if not is_left_out(each))
         take_back(self._destination, (each.file.path for each in files if is_rebuilt(each)))
@@ -361,7 +369,7 @@ class RpmRepository:
     def _rebuild(
         self, found: _Found, everything: Sequence[ArchiveFile], stays: Sequence[PackageFilter]
     ) -> _Found:
-        """Stage new indexes of the packages that exist. In the thread."""
+        """Stage new indexes that name only the existing packages. Runs in the destination's thread."""
         assert self._signing is not None
         there = {each.path for each in everything}
         files = tuple(each for each in found.repomd.files if each.file.path in there)
@@ -373,7 +381,7 @@ class RpmRepository:
     async def _stage(
         self, repomd: Repomd, outcome: RpmOutcome, keep_going: bool
     ) -> list[ArchiveFile]:
-        """Stage indexes, where no client sees them; returns the fetched ones."""
+        """Stage indexes, where no client sees them; return the indexes that could be fetched."""
         fetched = await stage_indexes(self._mirror, [each.file for each in repomd.files])
         outcome.index_bytes = fetched.size_bytes
         for path, why in fetched.lacking.items():
@@ -385,7 +393,9 @@ class RpmRepository:
         return [each.file for each in repomd.files if each.file.path not in fetched.lacking]
 
     def _sized(self, indexes: list[ArchiveFile]) -> list[ArchiveFile]:
-        """Return indexes with their sizes, which ``repomd.xml`` may omit. In the thread."""
+        """
+        Return the indexes with their sizes, which ``repomd.xml`` may omit. Runs in the destination's thread.
+        """
         return [
             each
             if each.size is not None
@@ -406,7 +416,9 @@ class RpmRepository:
         return await self._mirror.run(self._believe, files, url, skip)
 
     def _believe(self, files: dict[str, bytes], url: str, skip: Skip) -> _Found:
-        """Check the signature, the content and the age of a ``repomd.xml``. In the thread."""
+        """
+        Check the signature, the content and the age of a ``repomd.xml``. Runs in the destination's thread.
+        """
         data = files[REPOMD]
         name = f"{REPOMD} of {url}"
         if self._metalink is not None and not self._metalink.names(data):
@@ -427,7 +439,9 @@ class RpmRepository:
         return _Found(repomd, files, before)
 
     def _before(self) -> Repomd | None:
-        """Return the existing ``repomd.xml``. In the thread."""
+        """
+        Return the existing ``repomd.xml``; None if there is no usable one. Runs in the destination's thread.
+        """
         data = self._destination.read(REPOMD, MAX_REPOMD_BYTES)
         try:
             return None if data is None else read_repomd(data, REPOMD, lambda _: None)
@@ -437,7 +451,10 @@ class RpmRepository:
     # The packages.
 
     def _check_packages(self, found: _Found, report: Report) -> None:
-        """Report packages without a valid signature as failed, and remove them. In the thread."""
+        """
+        Report packages without a valid signature as failed, and remove them. Runs in the destination's
+        thread.
+        """
         named = self._contents(found.repomd, [self._wanted])
         wrong = check_packages(
             self._destination, named, self._keys.keyrings, self._mirror.is_stopped
@@ -450,11 +467,14 @@ class RpmRepository:
             with suppress(BadEntry, MirrorError, OSError):
                 before.update(each.path for each in self._contents(found.before, [ALL]))
         for each, _ in wrong:
-            if each.path not in before:  # a published index does not name it
+            if each.path not in before:  # no published index names the package
                 self._destination.delete(each.path)
 
     def _filters(self, delete_excluded: bool) -> list[PackageFilter]:
-        """Return the filters that keep packages: those of this run, and of earlier ones. In the thread."""
+        """
+        Return the filters that keep packages: those of this run and of earlier runs. Runs in the
+        destination's thread.
+        """
         recorded = read_records(self._destination).get("", [])
         if not recorded and self._before() is not None:
             recorded = [ALL]
@@ -494,7 +514,7 @@ class RpmRepository:
             yield each
 
     def _sources_of(self, filters: Sequence[PackageFilter], repomd: Repomd) -> SourceRpmsOf:
-        """Return a filter for the source packages of the selected packages."""
+        """Return a filter for the source packages of the packages that the filters select."""
         there: set[str] = set()
 
         def described_all() -> Iterator[tuple[Description, Package]]:
@@ -513,7 +533,7 @@ class RpmRepository:
         primary = repomd.primary
         path = primary.file.path
         places = {casefold_path(each.file.path) for each in repomd.files}
-        # No package may be in the directory of the indexes.
+        # Paths in the directory of the indexes need no check here: no package may have such a path.
         places = {each for each in places if not each.startswith("repodata/")}
         size = None if primary.opened is None else primary.opened.size
         blocks = index_blocks(self._destination.staged_path(path), path, size)
@@ -532,11 +552,14 @@ class RpmRepository:
     # Publication.
 
     def _publish(self, indexes: list[ArchiveFile], found: _Found) -> None:
-        """Publish the indexes, and then ``repomd.xml``. In the thread."""
+        """
+        Publish the indexes, and last ``repomd.xml`` with its signature. Runs in the destination's thread.
+        """
         destination = self._destination
         destination.stage(found.files)
         destination.release([each.path for each in indexes])
-        # A client that reads between the two finds a signature that does not fit, and asks again.
+        # A client that reads between these two renames finds a signature that does not match, and reads both
+        # again.
         destination.release([path for path in (SIGNATURE, REPOMD) if path in found.files])
         if SIGNATURE not in found.files:
             destination.delete(SIGNATURE)
@@ -549,7 +572,9 @@ class RpmRepository:
         stays: Sequence[PackageFilter],
         dry_run: bool,
     ) -> list[str]:
-        """Remove files that neither the current nor the previous indexes name. In the thread."""
+        """
+        Remove files that neither the current nor the previous indexes name. Runs in the destination's thread.
+        """
         destination = self._destination
         kept = {each.path for each in chain(self._contents(found.repomd, stays), everything)}
         before = found.before
@@ -557,7 +582,8 @@ class RpmRepository:
             kept.update(each.file.path for each in before.files)
         others = list(destination.others(frozenset(kept)))
         if others and before is not None and before.primary.file != found.repomd.primary.file:
-            with suppress(BadEntry, MirrorError, OSError):  # an unreadable one is not needed
+            # A previous index that cannot be read is not needed: clients cannot read it, either.
+            with suppress(BadEntry, MirrorError, OSError):
                 if destination.is_there(before.primary.file):
                     named = (each.path for each in self._contents(before, stays))
                     is_named = holder(named, destination.folds)
@@ -568,7 +594,7 @@ class RpmRepository:
 
 
 def described(package: Package) -> tuple[Description, Package]:
-    """Return a package with its description for filters."""
+    """Return a package, preceded by its description for filters."""
     is_modular = MODULAR in package.version.release
     about = Description(
         package.name,
@@ -593,9 +619,10 @@ def _own(found: _Found) -> list[ArchiveFile]:
 
 def _check_not_older(before: Repomd | None, repomd: Repomd, name: str) -> None:
     """
-    Refuse an index older than the existing one: the mirror is outdated, or hides something.
+    Refuse a ``repomd.xml`` that is older than the existing one: the mirror is outdated, or hides an update.
 
-    Revisions count where both are numbers, as createrepo writes them; else the times of the files.
+    The revisions are compared if both are numbers, as createrepo writes them; otherwise the timestamps of the
+    files.
     """
     if before is None:
         return

@@ -1,4 +1,4 @@
-"""OpenPGP signatures of release files and repositories, verified by gpgv; and those that gpg makes."""
+"""OpenPGP signatures of release files and repositories: gpgv verifies them, and gpg makes them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import NamedTuple
 from pipegrid.errors import UsageError
 from pipegrid.mirror.archive_file import MirrorError
 
-# What a signature file may contain: only OpenPGP's signature packets (RFC 4880), as text or bytes; and
-# where the signature is in a signed text.
+# What a signature file may contain: only OpenPGP's signature packets (RFC 4880), as text or bytes; and where
+# the signature is in a signed text.
 #
-# gpgv accepts any packets instead, decompresses them before it checks the key, and has been attacked with
-# nested messages. A kilobyte of untrusted input kept it busy without a limit.
+# gpgv accepts any packets, decompresses them before it checks the key, and has been attacked with nested
+# messages: a kilobyte of untrusted input kept gpgv busy without a limit.
 #
-# All of this is read before the signature is checked, so it is read line by line, each line once: the time
-# is linear in the bytes, and little of them is kept.
+# All of this is read before the signature is checked. So it is read line by line, and each line only once:
+# the time is linear in the number of bytes, and few of these are kept.
 
 MESSAGE = b"-----BEGIN PGP SIGNED MESSAGE-----"
 _BEGIN = b"-----BEGIN PGP SIGNATURE-----"
@@ -34,15 +34,18 @@ _CHECKSUM = re.compile(rb"=[A-Za-z0-9+/]{4}")
 
 _SIGNATURE = 2
 _LENGTH_BYTES = {0: 1, 1: 2, 2: 4}
-"""Of old packets; the fourth kind has no end."""
+"""
+The number of length bytes in the old packet format, by the kind of length; packets of the fourth kind have no
+length.
+"""
 
 
 def signed_parts(data: bytes) -> tuple[bytes, bytes] | None:
     """
-    Return the signed text and the signature of a text with its signature.
+    Return the text and the signature of a file in which a signature follows its text.
 
-    Lines of the text that begin with a dash are still escaped. None: it is not such a text, or something
-    precedes, separates or follows its parts.
+    Lines of the text that begin with a dash are still escaped. None: the file is not of this kind, or
+    contains anything before, between or after the two parts.
     """
     line, at = _line(data, 0)
     if line != MESSAGE:
@@ -58,7 +61,8 @@ def signed_parts(data: bytes) -> tuple[bytes, bytes] | None:
         line, after = _line(data, dash + 1)
         if line == _BEGIN:
             break
-        if not line.startswith(b"- ") and line != b"-":  # a lone dash has lost the space at its end
+        # An escaped empty line is ``- ``; ``_line`` strips its space.
+        if not line.startswith(b"- ") and line != b"-":
             return None
         search = after - 1
     else:
@@ -73,7 +77,7 @@ def signed_parts(data: bytes) -> tuple[bytes, bytes] | None:
 
 
 def _line(data: bytes, at: int) -> tuple[bytes, int]:
-    """Return the line that begins there, without spaces at its end, and where the next begins."""
+    """Return the line that begins at ``at``, without spaces at its end, and the position of the next line."""
     end = data.find(b"\n", at)
     if end < 0:
         end = len(data)
@@ -85,19 +89,19 @@ def _is_blank(data: bytes, at: int) -> bool:
 
 
 def unescaped(text: bytes) -> bytes:
-    """Return the result of ``signed_parts`` as it was before it was signed."""
+    """Return the text of ``signed_parts`` with its original lines, in which no dash is escaped."""
     return text.removeprefix(b"- ").replace(b"\n- ", b"\n")
 
 
 def signature_packets(data: bytes) -> bytes | None:
-    """Return the packets of one or more signatures; None if anything else is in it."""
-    is_text = data[:1] < b"\x80"  # each packet begins with a higher byte
+    """Return the packets of one or more signatures; None if the data contains anything else."""
+    is_text = data[:1] < b"\x80"  # the first byte of a packet is at least 0x80
     packets = _dearmored(data) if is_text else data
     return packets if packets and _are_signatures(packets) else None
 
 
 def _dearmored(text: bytes) -> bytes | None:
-    """Return the packets of signatures in text form, in order; None if anything else is in it."""
+    """Return the packets of signatures in text form, in order; None if the text contains anything else."""
     packets = bytearray()
     lines = BytesIO(text)
     for raw in lines:
@@ -112,7 +116,10 @@ def _dearmored(text: bytes) -> bytes | None:
 
 
 def _block(lines: BytesIO) -> bytes | None:
-    """Return the packets of one signature, up to its last line; None if it is not one."""
+    """
+    Return the packets of one signature in text form, reading up to its last line; None if the lines are not
+    one.
+    """
     for raw in lines:
         line = raw.rstrip()
         if not line:
@@ -157,15 +164,15 @@ def _are_signatures(data: bytes) -> bool:
 
 def _packet(data: bytes, at: int) -> tuple[int, int, int | None]:
     """
-    Return a packet's kind, where its body begins, and how long that is; None if unknown.
+    Return a packet's kind, the position of its body, and the length of the body, None if unknown.
 
     Raises:
-        IndexError: its head is incomplete.
+        IndexError: the packet's head is incomplete.
     """
     head, first = data[at], data[at + 1]
     if not head & 0x80:
         return -1, at, None
-    if not head & 0x40:  # the old format
+    if not head & 0x40:  # the old packet format
         count = _LENGTH_BYTES.get(head & 3)
         if count is None:
             return head >> 2 & 15, at + 1, None
@@ -174,16 +181,17 @@ def _packet(data: bytes, at: int) -> tuple[int, int, int | None]:
         return head & 63, at + 2, first
     if first < 224:
         return head & 63, at + 3, (first - 192 << 8) + data[at + 2] + 192
-    if first < 255:  # it comes in parts
+    if first < 255:  # the body consists of parts
         return head & 63, at + 2, None
     return head & 63, at + 6, int.from_bytes(data[at + 2 : at + 6], "big")
 
 
-# Checks who signed an index: gpgv decides, with the keys of a keyring, and only the text that it reports as
-# signed is read.
+# Checks of who signed an index: gpgv decides, with the keys of a keyring, and only the text that gpgv reports
+# as signed is read.
 #
-# A signed file in one piece (``InRelease``) may contain more than the signed text; so gpgv's output is read
-# and not the file. One of two files (``Release``, ``Release.gpg``) is read as gpgv got it.
+# A file that includes its signature (``InRelease``) may contain more than the signed text, so gpgv's output
+# is read instead of the file. If the signature is in a separate file (``Release``, ``Release.gpg``), the data
+# that was passed to gpgv is read.
 
 TIMEOUT_S = 60
 LOOK_S = 0.2
@@ -203,11 +211,11 @@ NOT_SIGNED = "not signed by a key of the keyring"
 
 class Keys(NamedTuple):
     """
-    The keys that are trusted.
+    The trusted keys.
 
     Attributes:
-        keyrings: paths for gpgv.
-        allow_unsigned: accept any index; then no signature is checked.
+        keyrings: paths of keyrings for gpgv.
+        allow_unsigned: accept any index, without checking signatures.
     """
 
     keyrings: tuple[str, ...] = ()
@@ -215,7 +223,7 @@ class Keys(NamedTuple):
 
 
 class NotSigned(MirrorError):
-    """An index is not signed by a trusted key; nothing of it was used."""
+    """An index is not signed by a trusted key, and was not used."""
 
 
 def signed_content(
@@ -225,9 +233,9 @@ def signed_content(
     Return the signed text of a file that includes its signature.
 
     Args:
-        keyrings: files that gpgv can use.
+        keyrings: paths of keyrings, in binary or text form.
         name: of the file, for errors.
-        stopped: whether the run must end; checked while gpgv runs.
+        stopped: returns whether the run must end; checked while gpgv runs.
 
     Raises:
         NotSigned: the signature is missing, bad, or of an unknown key.
@@ -240,10 +248,10 @@ def signed_content(
     parts = signed_parts(signed)
     if parts is None:
         if MESSAGE not in signed:
-            # gpgv also accepts packets, which it decompresses before it checks the key: a few hundred bytes
-            # of untrusted input would be gigabytes on the disk.
+            # gpgv would accept packets, and decompress them before it checks the key: a few hundred bytes of
+            # untrusted input could become gigabytes on the disk.
             raise NotSigned(f"{name} is {NOT_SIGNED} (it is not signed at all)")
-        # It would be published unchanged, for clients that may read more than the signed text.
+        # The file would be published unchanged, and clients may read more of it than the signed text.
         raise NotSigned(
             f"{name} is not signed as a whole: other text precedes or follows the signed one"
         )
@@ -267,7 +275,7 @@ def check_signature(
     name: str,
     stopped: Stopped = lambda: False,
 ) -> None:
-    """Check a signature in a separate file; raises as ``signed_content`` does."""
+    """Check a signature in a separate file; raises the same errors as ``signed_content``."""
     import tempfile
 
     if not keyrings:
@@ -290,7 +298,7 @@ def _write(directory: str, name: str, data: bytes) -> str:
 def _gpgv(
     directory: str, arguments: list[str], keyrings: Sequence[str], name: str, stopped: Stopped
 ) -> None:
-    """Check a signature; ``directory`` is for temporary files."""
+    """Check a signature with gpgv; ``directory`` is for temporary files."""
     import subprocess
 
     options = []
@@ -301,11 +309,11 @@ def _gpgv(
             ["gpgv", "--homedir", directory, "--status-fd", "1", *_WEAK, *options, *arguments],
             stopped,
         )
-    except (FileNotFoundError, NotADirectoryError):  # the latter if a file is on the path
+    except (FileNotFoundError, NotADirectoryError):  # the second error: PATH contains a file
         raise MirrorError(
             f"{name} cannot be checked, since there is no gpgv; install it, or give --allow-unsigned"
         ) from None
-    except OSError as error:  # no more processes, or no memory for one
+    except OSError as error:  # there are no more processes, or too little memory
         raise MirrorError(
             f"{name} cannot be checked, since gpgv could not be started ({error.strerror}); end other "
             "programs, or see 'ulimit -u'"
@@ -319,10 +327,10 @@ def _gpgv(
 
 def output_of(command: list[str], stopped: Stopped) -> tuple[bytes, int]:
     """
-    Run a program, and check meanwhile whether the run must end; returns its output, and its exit status.
+    Run a program, and check repeatedly whether the run must end; return the program's output and exit status.
 
     Raises:
-        OSError, subprocess.TimeoutExpired: it cannot be started, or takes more than ``TIMEOUT_S``.
+        OSError, subprocess.TimeoutExpired: the program cannot be started, or takes more than ``TIMEOUT_S``.
         MirrorError: the run must end.
     """
     import subprocess
@@ -360,7 +368,10 @@ def _no_keyring(name: str) -> MirrorError:
 
 
 def _usable(keyring: str, copy: str) -> str:
-    """Return the path of a keyring that gpgv can read: one in text form is converted to bytes."""
+    """
+    Return the path of a keyring that gpgv can read; a keyring in text form is converted and written to
+    ``copy``.
+    """
     try:
         with open(keyring, "rb") as file:
             data = file.read(MAX_KEYRING_BYTES + 1)
@@ -382,7 +393,7 @@ def _usable(keyring: str, copy: str) -> str:
 
 
 def _trust_dearmored(block: bytes) -> bytes:
-    """Return the bytes of a block of text (RFC 4880, 6.2), which begins after its first line."""
+    """Return the bytes of a key block in text form (RFC 4880, 6.2), given without its first line."""
     body, end, _ = block.replace(b"\r", b"").partition(b"-----END PGP PUBLIC KEY BLOCK-----")
     lines = body.split(b"\n\n", 1)[-1].split(b"\n")
     if not end:
@@ -392,10 +403,10 @@ def _trust_dearmored(block: bytes) -> bytes:
 
 def refusal(status: bytes) -> str | None:
     """
-    Return why gpgv's status lines do not prove a signature, as text; None if they do.
+    Return why gpgv's status lines do not prove a signature, as text; None if they prove it.
 
-    One good signature suffices, since archives sign with several keys and keyrings have some of them. The
-    exit status is less exact: it is 0 for expired keys, and 2 if one of the keys is unknown.
+    One good signature suffices, since archives sign with several keys, and keyrings may have only some of
+    these. The exit status is less exact: it is 0 for expired keys, and 2 if one of the keys is unknown.
     """
     said = {line.split(b" ")[1] for line in status.split(b"\n") if line.startswith(_STATUS)}
     if b"GOODSIG" in said and b"VALIDSIG" in said and b"BADSIG" not in said:
@@ -415,9 +426,9 @@ _REASONS = (
 )
 
 
-# gpg runs without the user's options, without a terminal and without questions, and no longer than
-# ``TIMEOUT_S``. A key in a file is imported into a temporary directory, which is removed together with its
-# agent. Existing signatures are checked with the public key alone, and kept if they are right.
+# gpg runs without the user's options, without a terminal and without questions, for at most ``TIMEOUT_S``. A
+# key in a file is imported into a temporary directory; afterwards the directory is removed and its agent is
+# ended. Existing signatures are checked with the public key alone, and kept if they are valid.
 
 _ALONE = ("--no-options", "--batch", "--no-tty", "--quiet", "--pinentry-mode", "error")
 _CREATED = b"[GNUPG:] SIG_CREATED "
@@ -429,15 +440,16 @@ class SigningFailed(UsageError):
 
 class GpgKey:
     """
-    A key that gpg signs with; a context manager.
+    A key with which gpg signs; a context manager.
 
     Args:
-        key: a file with a secret key, as gpg exports it; or its name in the user's keyring, best its
-            fingerprint. It needs no passphrase, or its agent knows it.
-        stopped: whether the run must end; checked while gpg runs.
+        key: a file with a secret key, as gpg exports it; or the name of a key in the user's keyring,
+            preferably its fingerprint. The key must need no passphrase, or gpg's agent must know the
+            passphrase.
+        stopped: returns whether the run must end; checked while gpg runs.
 
     Raises:
-        SigningFailed: it cannot sign.
+        SigningFailed: gpg cannot sign with the key.
     """
 
     def __init__(self, key: str, stopped: Stopped = lambda: False) -> None:
@@ -470,7 +482,7 @@ class GpgKey:
         self.close()
 
     def close(self) -> None:
-        """Remove its temporary files, and end the agent of a key in a file."""
+        """Remove the temporary files; if the key is from a file, end gpg's agent for it."""
         import subprocess
 
         if self._home is not None:
@@ -480,32 +492,32 @@ class GpgKey:
                     capture_output=True,
                     timeout=TIMEOUT_S,
                 )
-        with suppress(OSError):  # an agent that ends may remove its sockets at the same time
+        with suppress(OSError):  # an ending agent may remove its sockets at the same time
             self._directory.cleanup()
 
     def inline(self, data: bytes) -> bytes:
-        """Return a text together with its signature."""
+        """Return a text that includes its signature."""
         return self._sign(data, "--clearsign")[1]
 
     def detached(self, data: bytes) -> bytes:
-        """Return only the signature, as text."""
+        """Return only the signature of data, in text form."""
         return self._sign(data, "--armor", "--detach-sign")[1]
 
     def has_signed(self, data: bytes, signature: bytes) -> bool:
-        """Return whether this is a signature of data by this key."""
+        """Return whether ``signature`` is a signature of ``data`` by this key."""
         with suppress(NotSigned):
             check_signature(data, signature, (self.public,), "it", self._stopped)
             return True
         return False
 
     def has_signed_inline(self, data: bytes, signed: bytes) -> bool:
-        """Return whether this is data together with a signature by this key."""
+        """Return whether ``signed`` contains ``data`` and a signature of it by this key."""
         with suppress(NotSigned):
             return signed_content(signed, (self.public,), "it", self._stopped) == data
         return False
 
     def _sign(self, data: bytes, *arguments: str) -> tuple[bytes, bytes]:
-        """Return gpg's status lines, and its output."""
+        """Sign data; return gpg's status lines and its output."""
         paths = [os.path.join(self._directory.name, name) for name in ("data", "signed")]
         with open(paths[0], "wb") as file:
             file.write(data)
@@ -529,7 +541,7 @@ class GpgKey:
         return found[0].decode("ascii", "replace")
 
     def _gpg(self, *arguments: str) -> bytes:
-        """Run gpg; returns its status lines, or its list."""
+        """Run gpg; return its standard output, which has the status lines."""
         import subprocess
 
         where: Sequence[str] = () if self._home is None else ("--homedir", self._home)
@@ -553,7 +565,7 @@ class GpgKey:
 
 
 def _created(said: bytes) -> str:
-    """Return the fingerprint of the key that has signed, from gpg's status lines."""
+    """Return the fingerprint of the key that made a signature, from gpg's status lines."""
     line = next(each for each in said.split(b"\n") if each.startswith(_CREATED))
     return line.split()[-1].decode("ascii", "replace")
 
@@ -569,17 +581,17 @@ _FAILURES = (
 
 
 def _reason(said: bytes) -> str:
-    """Return the reason in gpg's status lines, as text."""
+    """Return why gpg failed, as text, from its status lines."""
     reasons = (words for mark, words in _FAILURES if _STATUS + mark in said)
     return next(reasons, "gpg fails")
 
 
 def check_key(key: str) -> None:
     """
-    Check that a key can sign.
+    Check that gpg can sign with a key.
 
     Raises:
-        SigningFailed, MirrorError: it cannot.
+        SigningFailed, MirrorError: gpg cannot sign with it.
     """
     with GpgKey(key):
         pass

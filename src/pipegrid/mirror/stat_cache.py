@@ -1,4 +1,6 @@
-"""Finds unchanged files of a mirror by their status alone."""
+"""
+The quick check, which finds unchanged files of a mirror by their status alone; and the records that it uses.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +15,37 @@ from pipegrid.mirror import HIDDEN, MANIFEST
 
 # Records of the status of verified files, so that the status alone shows whether they are unchanged.
 #
-# For a verified file (``hash_cache``) a row has its hash, inode number, size, and the times of the last
-# change of its content and of its inode. Any change (other content, another file of that name, another
-# attribute) changes at least the last of these, which no program can set. So a row is as reliable as the
-# file's attribute; for a file without a matching row the attribute is read.
+# A row has the hash, inode number and size of a verified file (``hash_cache``), and the times of the last
+# change of its content and of its inode. Any change (other content, another file with that name, another
+# attribute) changes at least the inode's time, which no program can set. So a row is as reliable as the
+# file's attribute. If a file has no matching row, its attribute is read.
 #
-# Rows are in no order. A damaged one matches no file, which costs only time. Synchronous, for the thread
-# that has the destination.
+# Rows are in no order. A damaged row matches no file, which costs only time. The code is synchronous, for the
+# destination's thread.
 
 ROW = Struct("=32sQqqq")
-"""The first 32 bytes of the hash; inode number, size in bytes, and both times in nanoseconds."""
+"""
+The format of a row: the first 32 bytes of the hash; inode number, size in bytes, and both times in
+nanoseconds.
+"""
 
 MAX_ROWS = 500_000
-"""Some 70 MB in memory. For the other files of a larger mirror the attributes are read."""
+"""
+The maximum number of rows, some 70 MB in memory. If a mirror has more files, the attributes of the remaining
+ones are read.
+"""
 
 SPARE_BYTES = 64 << 10
-"""How many more bytes of rows than of the manifest there may be: more would mostly be of deleted files."""
+"""
+How many bytes the rows may take in addition to the manifest's size: more rows would mostly be of deleted
+files.
+"""
 
 MAX_SEARCHES = 4
-"""Searches for one row in all of them, before an index is built."""
+"""How many times all rows are searched for one row before an index is built."""
 
 GATHERED = 4096
-"""New rows that are written together."""
+"""How many new rows are written together."""
 
 
 class Rows:
@@ -42,7 +53,8 @@ class Rows:
     The rows of a file.
 
     Attributes:
-        data: one after the other. Most are searched for in that order, and found without an index.
+        data: the rows, one after the other. Most rows are searched for in this order, and found without an
+            index.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -57,7 +69,7 @@ class Rows:
         return row in self._places
 
     def find(self, row: bytes) -> int:
-        """Return where a row begins in ``data``; -1 if it is not there."""
+        """Return the position of a row in ``data``; -1 if the row does not exist."""
         if self._index is None and self._searches < MAX_SEARCHES:
             self._searches += 1
             at = self.data.find(row)
@@ -73,7 +85,7 @@ class Rows:
         return self._index
 
     def discard(self, row: bytes) -> None:
-        """Remove a row; the search does not find it any more."""
+        """Remove a row, so that ``find`` does not find it any more."""
         at = self._places.pop(row, -1)
         if at >= 0:
             self.data = self.data[:at] + bytes(ROW.size) + self.data[at + ROW.size :]
@@ -84,8 +96,8 @@ class StatCache:
     The rows of one mirror.
 
     Args:
-        path: of the file with the rows, made with the first.
-        manifest: path of the list of the last complete run, whose size limits the rows.
+        path: of the file with the rows, which is made when the first rows are written.
+        manifest: the path of the list of the last complete run, whose size limits the rows.
     """
 
     def __init__(self, path: str, manifest: str) -> None:
@@ -97,7 +109,7 @@ class StatCache:
 
     @property
     def rows(self) -> Rows:
-        """The rows, as ``row_of`` makes them; read on first use."""
+        """The rows of the file, each as ``row_of`` makes it; read on first use."""
         if self._rows is None:
             self._rows = Rows(self._read())
             self._rows_left -= len(self._rows)
@@ -110,7 +122,7 @@ class StatCache:
                 return data
             self._start_over()
         except OSError:
-            pass  # there is no file yet, or it cannot be read, and then there are no rows
+            pass  # the file does not exist or cannot be read: there are no rows
         return b""
 
     def holds(self, digest: bytes, status: os.stat_result) -> bool:
@@ -122,7 +134,8 @@ class StatCache:
         Record that a file has this hash.
 
         Args:
-            status: from before it was hashed: if the file changed meanwhile, its status differs now.
+            status: of the file, from before it was hashed; if the file was changed since, its status does not
+                match this one.
         """
         row = row_of(digest, status)
         if row is None or row in self.rows or self._rows_left <= 0:
@@ -134,9 +147,11 @@ class StatCache:
 
     def withdraw(self, digest: bytes, status: os.stat_result) -> bool:
         """
-        Remove the row of a file that does not have this hash; returns whether no row says so now.
+        Remove the row which says that a file has this hash, since it has another one; return whether the row
+        is gone.
 
-        All rows are removed, since other processes may be adding rows: right files are hashed once more.
+        The whole cache file is removed, since other processes may be appending to it. So unchanged files must
+        be verified once more.
         """
         row = row_of(digest, status)
         if row is None or row not in self.rows:
@@ -145,7 +160,7 @@ class StatCache:
         self._new = [each for each in self._new if each != row]
         try:
             self._start_over()
-        except FileNotFoundError:  # another process was faster
+        except FileNotFoundError:  # another process has removed the file
             return True
         except OSError:
             return False
@@ -155,7 +170,7 @@ class StatCache:
         os.unlink(self._path)
 
     def keep(self) -> None:
-        """Write new rows; if that fails, the attributes are read next time."""
+        """Write new rows; if that fails, the next run reads the attributes."""
         new, self._new = self._new, []
         if not new:
             return
@@ -166,30 +181,30 @@ class StatCache:
                 | os.O_CREAT
                 | os.O_APPEND
                 | os.O_NOFOLLOW
-                | os.O_NONBLOCK  # a named pipe of that name is not used
+                | os.O_NONBLOCK  # if the path is a named pipe, do not wait for a reader
                 | os.O_CLOEXEC,
                 0o644,
             )
         except OSError:
             return
         try:
-            os.write(fd, b"".join(new))  # in one write, since other processes write theirs
+            os.write(fd, b"".join(new))  # in one write: other processes append, too
         except OSError:
             pass
         finally:
             os.close(fd)
 
     def forked(self) -> None:
-        """Adapt to a fork: the parent writes the new rows."""
+        """Adapt to a fork: this process is the child, and leaves new rows of its parent to the parent."""
         self._new = []
 
 
 def read_rows(path: str, manifest_bytes: int) -> bytes | None:
     """
-    Return the rows of a file; None if they are incomplete, or too many.
+    Return the rows of a file; None if the last row is incomplete, or if there are too many rows.
 
     Raises:
-        OSError: there are none yet, or they cannot be read.
+        OSError: the file does not exist, or cannot be read.
     """
     most_bytes = min(manifest_bytes + SPARE_BYTES, MAX_ROWS * ROW.size)
     data = read_file(path, most_bytes + 1)
@@ -197,7 +212,7 @@ def read_rows(path: str, manifest_bytes: int) -> bytes | None:
 
 
 def row_of(digest: bytes, status: os.stat_result) -> bytes | None:
-    """Return the row of a file; None if its times are impossible."""
+    """Return the row of a file; None if a number in its status, such as a time, does not fit into a row."""
     try:
         return ROW.pack(
             digest, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
@@ -206,20 +221,19 @@ def row_of(digest: bytes, status: os.stat_result) -> bytes | None:
         return None
 
 
-# The quick check: which lines of the manifest name files with the status that they had when they were
-# verified.
+# The quick check: which lines of the manifest name files whose status is the same as when they were verified.
 #
-# It opens and reads no file. All other files need a closer check: an unknown status does not mean that a
-# file is wrong.
+# The quick check opens and reads no file. All other files need a closer check: an unknown status does not
+# mean that a file is wrong.
 
-TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # the same as ``typing.TYPE_CHECKING``, without the slow import
 
 
 MAX_NAMES = 100_000
-"""Of directories, some 10 MB; each further one is checked by itself."""
+"""How many names of directories are remembered, some 10 MB; each further directory is checked separately."""
 
 _LEAD_OUT = "/."
-"""No path that stays in a mirror, and out of ``HIDDEN``, begins with one of these."""
+"""A path that begins with one of these characters may lead out of the mirror or into ``HIDDEN``."""
 
 MAX_OPEN = 256
 """Of directories."""
@@ -227,7 +241,7 @@ MAX_OPEN = 256
 _NOWHERE = -1, 0
 
 _MAX_PATH = 1000
-"""Of a directory's path. The closer check refuses longer ones."""
+"""The maximum length of a directory's path. The closer check refuses longer ones."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -236,13 +250,13 @@ class QuickCheck:
     """
     Checks the files of one mirror, once.
 
-    A file's status is read relative to its parent's parent, which takes less time than opening the parent.
-    Only directories with subdirectories are opened: each shows for hundreds at once that they are not
-    symbolic links.
+    A file's status is read relative to the parent of its directory, which takes less time than opening the
+    directory. Only directories with subdirectories are opened: listing one of them shows for hundreds of
+    subdirectories that they are not symbolic links.
 
     Args:
         root: descriptor of the mirror's directory.
-        rows: of all regular files.
+        rows: of all verified files.
     """
 
     def __init__(self, root: int, rows: Rows) -> None:
@@ -260,20 +274,20 @@ class QuickCheck:
 
     def look(self, text: bytes) -> tuple[int, int, list[bytes]]:
         """
-        Check the files in some lines.
+        Check the files in some lines of the manifest.
 
         Args:
             text: whole lines, in the format of ``file_list_format``.
 
         Returns:
-            How many files are unchanged, and their bytes; and the other lines, in order.
+            The number of unchanged files, their size in bytes, and the lines of all other files, in order.
         """
         files = size_bytes = 0
         others: list[bytes] = []
         try:
             *lines, rest = text.decode("utf-8").split("\n")
         except UnicodeDecodeError:
-            from pipegrid.mirror.file_list_format import lines_in  # few runs need it
+            from pipegrid.mirror.file_list_format import lines_in  # few runs need this module
 
             return 0, 0, lines_in(text)
         last, start, cut = None, -1, 0
@@ -296,7 +310,7 @@ class QuickCheck:
                         status.st_mtime_ns,
                         status.st_ctime_ns,
                     )
-                    if not known.startswith(row, at):  # most are in the order of the manifest
+                    if not known.startswith(row, at):  # most rows are in the order of the manifest
                         at = rows.find(row)
                     if at >= 0 and found == int(size):
                         at += ROW.size
@@ -314,10 +328,10 @@ class QuickCheck:
 
     def _start(self, path: str) -> tuple[int, int]:
         """
-        Return the descriptor relative to which a directory's files are checked, and how many
-        leading characters of their paths it replaces.
+        Return an open directory's descriptor, relative to which the files of the directory ``path`` are
+        checked, and the number of leading characters of their paths that it replaces.
 
-        There is none if the path leads through anything but directories, or has ``..`` or an empty part.
+        ``_NOWHERE`` if the path leads through anything but directories, or has ``..`` or an empty part.
 
         Raises:
             OSError: the path does not exist.
@@ -340,7 +354,10 @@ class QuickCheck:
         return (start, cut) if name in names else _NOWHERE
 
     def _list(self, path: str, start: int, cut: int) -> tuple[int, int, set[str]]:
-        """Return the descriptor for checking a directory's files, and the names of its subdirectories."""
+        """
+        Return a descriptor and a number of characters as ``_start`` does, for files in subdirectories of
+        ``path``, and the names of these subdirectories.
+        """
         fd = os.open(path[cut:] or ".", _DIRECTORY, dir_fd=start)
         try:
             with os.scandir(fd) as entries:
@@ -355,13 +372,14 @@ class QuickCheck:
         return start, cut, names
 
 
-# The quick check as a whole, for ``mirror verify``: whether a mirror is as it was when it was verified.
+# The quick check of a whole mirror, for ``mirror verify``: whether the mirror is unchanged since it was
+# verified.
 #
-# The modules of ``verify`` take longer to load than a quick check of some thousand files. So this check
-# runs first, and loads almost nothing. ``verify`` checks the remaining files, with the result of this check
-# or from the beginning. It changes nothing, and closes what it opened.
+# Importing the modules of ``verify`` takes longer than a quick check of some thousand files. So this check
+# runs first, and imports almost nothing. After it, ``verify`` checks the remaining files; without a result,
+# ``verify`` checks all files. The quick check changes nothing, and closes what it opened.
 
-# as in ``typing``, which is slow to import
+# the same as ``typing.TYPE_CHECKING``, without the slow import
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
@@ -369,16 +387,22 @@ if TYPE_CHECKING:
     _Found = tuple[int, int, list[bytes]]
 
 MAX_BYTES = 4 << 20
-"""Of a manifest, some 30,000 files. For a larger one, starting again would cost more than this saves."""
+"""
+The maximum size of a manifest for this check, some 30,000 files. For a larger one, a quick check without a
+result would cost more than the check saves.
+"""
 
 MAX_OTHERS = 2000
-"""Changed files of a part. More are shared among processes."""
+"""
+The maximum number of files without a matching row. If there are more, ``verify`` divides them among
+processes.
+"""
 
 SHARED_BYTES = 128 << 10
-"""From this size on a second process is worth its start."""
+"""The size of a manifest from which on a second process saves more time than it costs."""
 
 PIECE_BYTES = 64 << 10
-"""Between two checks of whether to end."""
+"""How much of the manifest is checked before the process looks again whether it must end."""
 
 
 class QuickCheckResult:
@@ -387,8 +411,8 @@ class QuickCheckResult:
 
     Attributes:
         text: the manifest.
-        files, size_bytes: of the unchanged files.
-        others: the other lines, in order.
+        files, size_bytes: number and total size of the unchanged files.
+        others: the lines of all other files, in order.
     """
 
     __slots__ = ("files", "others", "size_bytes", "text")
@@ -402,13 +426,13 @@ class QuickCheckResult:
 
 def glimpse(dest: str, shares: bool) -> QuickCheckResult | None:
     """
-    Return which files of a mirror are unchanged by their status.
+    Do the quick check of a mirror; return which files are unchanged by their status.
 
     Args:
-        shares: whether a forked process checks half of them; only if this one has no other threads.
+        shares: whether a forked process checks half of the files; only if this process has no other threads.
 
     Returns:
-        None if this check does not suffice, for example because another process mirrors to it.
+        None if this check does not suffice, for example because another process is writing to the mirror.
     """
     opened: list[int] = []
     try:
@@ -416,7 +440,7 @@ def glimpse(dest: str, shares: bool) -> QuickCheckResult | None:
         opened.append(root)
         hidden = os.open(HIDDEN, _DIRECTORY, dir_fd=root)
         opened.append(hidden)
-        # A directory without it is not a mirror, or cannot be used.
+        # A directory without ``incoming`` is not a mirror, or cannot be used.
         opened.append(os.open("incoming", _DIRECTORY, dir_fd=hidden))
         lock = open_locked(f"{dest}/{HIDDEN}/lock", os.O_RDWR)
         if lock is None:
@@ -458,16 +482,16 @@ def _look(quick_check: QuickCheck, text: bytes, shares: bool) -> _Found | None:
 
 class ForkedWork:
     """
-    A forked process with some work; only if this process has no other threads.
+    A forked process that does some work; only if this process has no other threads.
 
     Args:
-        work: called in the process, with a function that returns whether this one has ended; returns
-            something for ``marshal``.
+        work: called in the forked process with a function that returns whether the parent has ended; its
+            result must be suitable for ``marshal``.
 
     Attributes:
-        error: why the process could not be started, and so has no result.
+        error: why the process could not be started, so that there is no result; None if it was started.
         pid: of the process.
-        result_fd: is ready when the process has a result, or has ended.
+        result_fd: becomes readable when the process has a result, or has ended.
     """
 
     def __init__(self, work: Callable[[Callable[[], bool]], Any]) -> None:
@@ -491,23 +515,23 @@ class ForkedWork:
         os.close(theirs)
 
     def join(self) -> Any:
-        """Wait for its result, and return it; None if it has none."""
+        """Wait for the result of the process, and return it; None if the process ended without one."""
         with open(self.result_fd, "rb", closefd=False) as pipe:
             data = pipe.read()
         try:
-            found = marshal.loads(data)  # written by a copy of this process
+            found = marshal.loads(data)  # written by a fork of this process
         except (EOFError, TypeError, ValueError):
             return None
         self._is_done = True
         return found
 
     def stop(self) -> None:
-        """End it, if it still runs."""
+        """End the process if it still runs, and close ``result_fd``."""
         os.close(self.result_fd)
         if self.error is not None:
             return
         if not self._is_done:
-            from signal import SIGKILL  # which takes as long to load as everything else here
+            from signal import SIGKILL  # this import takes as long as all others here
 
             os.kill(self.pid, SIGKILL)
         os.waitpid(self.pid, 0)

@@ -1,4 +1,4 @@
-"""The driver that moves bytes for the scheduler on a Twisted reactor."""
+"""The driver that moves bytes for the file scheduler on a Twisted reactor."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ if TYPE_CHECKING:
     from pipegrid.mirror.file_scheduler import Failure as FailureKind
 
 
-# One host: its connections, and its requests.
+# One host: its connections and the requests on them.
 #
-# A ``MirrorSource`` owns its connections (``http11.Owner``) and fills each from the schedule, as far as its
-# window allows. Any response but 200 with the right length is a refusal, of which no byte is kept.
+# A ``MirrorSource`` owns its connections (``http11.Owner``) and sends requests of the schedule on each, as
+# far as its window allows. Any response whose status is not 200, or whose length is wrong, is a refusal, and
+# none of its bytes is kept.
 
 CONNECTIONS = 4
 
 
 class SourceConnection(ScheduledConnection):
-    """A connection of ``http11``, as far as decisions need it."""
+    """A connection of ``http11``, in the form that the schedule's decisions need."""
 
     def __init__(
         self, host: HostSchedule, carrier: PipelinedConnection, stats: HostStats, now_s: float
@@ -52,7 +53,7 @@ class SourceConnection(ScheduledConnection):
 
     @property
     def exchanges(self) -> list[FileExchange]:
-        """The requests on it that are still wanted."""
+        """The requests on the connection that are still wanted."""
         lane = self.carrier.lane
         return [
             each
@@ -90,9 +91,9 @@ class MirrorSource:
     The connections to one host.
 
     Args:
-        driver: is notified of what happens to files.
-        sink: stores them.
-        host: has the decisions about it.
+        driver: notified when a file arrives or fails.
+        sink: stores the files.
+        host: decides what is requested from the host.
         connect: makes the endpoint for one more connection.
     """
 
@@ -122,21 +123,21 @@ class MirrorSource:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the sink accepts nothing at present."""
+        """Whether nothing is to be read at present."""
         return self._schedule.is_paused
 
     def work(self) -> None:
-        """Request waiting files, as far as the windows allow; make connections for the rest."""
+        """Request waiting files, as far as the windows allow; make further connections if they are useful."""
         for connection in list(self._connections.values()):
             self._feed(connection)
         self._connect_more()
 
     def _connect_more(self) -> None:
         """
-        Make missing connections.
+        Make the connections that are missing.
 
-        A connection that has had as many requests as the server is known to answer on one counts as closed:
-        another one is made while its last responses are arriving.
+        The server may be known to close connections after a number of requests. A connection that has had
+        this number counts as closed, so another one is made while its last responses are still arriving.
         """
         host = self.host
         while not self._closed and host.may_open:
@@ -155,7 +156,7 @@ class MirrorSource:
             self.work()
 
     def stalled(self, connection: SourceConnection, reason: str, excused: bool) -> None:
-        """Withdraw all requests on a connection, and let the host rest."""
+        """Abort a stalled connection, and let the host rest unless the connection is ``excused``."""
         connection.excused = excused
         if not excused:
             self._rest(reason)
@@ -171,7 +172,7 @@ class MirrorSource:
                     return
 
     def close(self) -> None:
-        """Abort everything; requests in flight are dropped."""
+        """Abort all connections; requests in flight are dropped."""
         self._closed = True
         if self._resting is not None:
             self._resting.cancel()
@@ -201,11 +202,11 @@ class MirrorSource:
             self.ask(connection, job)
 
     def ask(self, connection: SourceConnection, job: FetchJob) -> None:
-        """Request a file on one of its connections."""
+        """Request a file on one of the host's connections."""
         head = self.host.ask(connection, job, self._clock.seconds())
         connection.carrier.submit(FileExchange(self, job, head))
 
-    # Notifications of exchanges.
+    # Called by ``FileExchange`` objects.
 
     def received(self, job: FetchJob, receiver: FileReceiver) -> None:
         size = receiver.size_bytes
@@ -220,7 +221,7 @@ class MirrorSource:
         receiver.finish(ended)
 
     def redirected(self, exchange: FileExchange, locations: Sequence[bytes]) -> None:
-        """The file is redirected to these ``Location`` fields: it waits for that host."""
+        """Handle a redirect: the file is queued for the host that the ``Location`` fields name."""
         try:
             self.host.mirror.redirected(exchange.job, locations)
         except RedirectRefused as error:
@@ -230,15 +231,19 @@ class MirrorSource:
         self._driver.changed()
 
     def defer(self, exchange: FileExchange, reason: str, busy_s: float | None = None) -> None:
-        """The host does not give the file now. ``busy_s``: it is overloaded, for at least that long."""
+        """
+        Put back a file that the host does not give now, and let the host rest. ``busy_s``: the host is
+        overloaded, and must rest at least that long.
+        """
         self._take_back(exchange)
-        self._rest(reason, busy_s or 0.0)  # before it could be asked again at once
+        # The rest begins first: ``failed`` puts the file back, and the host must not get it again at once.
+        self._rest(reason, busy_s or 0.0)
         kind: FailureKind = "broken" if busy_s is None else "busy"
         self.host.mirror.failed(exchange.job, kind, reason)
         self._driver.changed()
 
     def refuse(self, exchange: FileExchange, reason: str, kind: FailureKind) -> None:
-        """The response is wrong, and its rest is not wanted."""
+        """Record that the host lacks the file or has it wrong, and drop the rest of the response."""
         carrier = exchange.connection
         believed = self.host.mirror.failed(exchange.job, kind, reason)
         self._take_back(exchange)
@@ -253,7 +258,9 @@ class MirrorSource:
         exchange.withdraw()
 
     def failed(self, job: FetchJob, kind: FailureKind, reason: str) -> None:
-        """The response is complete and the file is wrong, or the connection ended before it was complete."""
+        """
+        Record that a complete file is wrong, or that the connection ended before the response was complete.
+        """
         self.host.mirror.failed(job, kind, reason)
         self._driver.changed()
 
@@ -292,7 +299,7 @@ class MirrorSource:
             self._feed(connection)
 
     def _rest(self, reason: str, least_s: float = 0.0) -> None:
-        """Let it rest, longer each time; finally give it up."""
+        """Let the host rest, longer each time; after too many rests, give it up."""
         if not self.host.can_work or self._closed:
             return
         pause_s = self.host.rest(least_s)
@@ -308,7 +315,7 @@ class MirrorSource:
         self.work()
 
     def give_up(self, reason: str) -> None:
-        """Request nothing from it any more."""
+        """Request nothing more from the host."""
         self.host.given_up = reason
         for carrier in list(self._connections):
             carrier.abort(reason)
@@ -319,7 +326,7 @@ class MirrorSource:
 
     def has_space(self, carrier: PipelinedConnection) -> None:
         connection = self._connections.get(carrier)
-        if connection is None:  # it is being made
+        if connection is None:  # the connection is still being made
             return
         connection.last_s = self._clock.seconds()
         self._feed(connection)
@@ -335,7 +342,7 @@ class MirrorSource:
             self._stats.outlasted(carrier.answered)
 
     def blocked(self, carrier: PipelinedConnection) -> None:
-        """Do nothing: only the disk delays a reader."""
+        """Do nothing: only the disk delays reading."""
 
     def gave_back(self, unsent: list[Unanswered]) -> None:
         for each in unsent:
@@ -379,7 +386,7 @@ class MirrorSource:
 
 
 class FileExchange(Exchange):
-    """One file, requested from one mirror."""
+    """The request for one file to one mirror, and its response."""
 
     __slots__ = ("_receiver", "_source", "job")
 
@@ -437,14 +444,14 @@ class FileExchange(Exchange):
             self._receiver.discard()
 
 
-# One run on a reactor: events of the sources are reported to the scheduler, and more requests are sent.
+# One run on a reactor: ``MirrorSource`` objects report events to the scheduler, and send its next requests.
 #
 # The epoll driver runs first, where possible; this driver fetches the rest, with all the retries and pauses
 # that mirrors need.
 
 WATCH_S = 0.25
 AHEAD_S = 0.05
-"""How far a limited rate may be exceeded before reading pauses."""
+"""How many seconds received bytes may be ahead of the rate limit before reading pauses."""
 
 
 @attrs.frozen
@@ -453,7 +460,7 @@ class SyncOptions:
     The options of a run.
 
     Attributes:
-        connect: returns, for an address, the function that makes endpoints for connections to it.
+        connect: called with an address; returns a function that makes endpoints for connections to it.
         limit: bytes per second from all mirrors together; None: no limit.
         sprints: whether the epoll driver may run first.
     """
@@ -468,7 +475,7 @@ class SyncOptions:
 
 
 class TwistedDriver:
-    """Brings files up to date in one run."""
+    """Fetches the files of one run on a reactor."""
 
     def __init__(
         self,
@@ -550,7 +557,7 @@ class TwistedDriver:
         return work.sum_up()
 
     def _run_on_epoll(self, files: Iterable[MirrorEntry]) -> bool:
-        """Fetch what the epoll driver can fetch. In the thread."""
+        """Fetch what the epoll driver can fetch. Runs in the destination's thread."""
         options = self._options
         progress = None
         if options.progress is not None:
@@ -568,17 +575,17 @@ class TwistedDriver:
             return
         try:
             self._options.progress(report)
-        except Exception as error:  # otherwise it would be lost
+        except Exception as error:  # otherwise the error would be lost
             self._broken(error)
 
     def _look(self, chunk: list[ArchiveFile]) -> list[ArchiveFile]:
-        """Return the missing files. In the thread."""
+        """Return the missing files. Runs in the destination's thread."""
         return self._work_done.look.missing(chunk)
 
     def close(self) -> None:
-        """Stop the timers, and the sources with their connections."""
+        """Stop the timers, and close all sources with their connections."""
         self._closed = True
-        self._ended.addErrback(lambda _: None)  # its callers have the result already
+        self._ended.addErrback(lambda _: None)  # the caller of ``run`` has got the error already
         for call in (self._watcher, self._throttled, self._soon):
             if call is not None:
                 call.cancel()
@@ -589,14 +596,17 @@ class TwistedDriver:
     # Events.
 
     def arrived(self, job: FetchJob) -> None:
-        """For sources: a file has arrived, and has its name."""
+        """Withdraw other requests for a file. Sources call this when the file has arrived and is stored."""
         for host, source in list(self._sources.items()):
             if job.in_flight >> host.mirror.number & 1:
                 source.forget(job)
         self._look_finished()
 
     def changed(self) -> None:
-        """For sources: a file was put back, failed or refused, so others may have work, or all is done."""
+        """
+        Send requests, or finish if no file is left. Sources call this when a file was put back, failed or
+        refused.
+        """
         self._work()
         self._look_finished()
 
@@ -622,7 +632,7 @@ class TwistedDriver:
                 source.work()
 
     def _work_soon(self) -> None:
-        """Continue in a later turn, since a file waits for a host that may be idle."""
+        """Send requests in a later turn of the reactor, since a file waits for a host that may be idle."""
         if self._soon is None and not self._closed:
             self._soon = self._clock.callLater(0, self._work_now)
 

@@ -1,4 +1,4 @@
-"""Storage of files received on Twisted."""
+"""Storage of the files that the Twisted driver receives."""
 
 from __future__ import annotations
 
@@ -20,25 +20,27 @@ from pipegrid.mirror.archive_file import ArchiveFile, BadEntry, MirrorError
 from pipegrid.mirror.destination import Destination
 from pipegrid.reactor.workers import CpuWorkers
 
-# From received bytes to verified files under their names.
+# From received bytes to verified files under their final names.
 #
-# The reactor only collects; one thread hashes, writes, syncs and renames, for all files that have arrived
-# while it was busy. So groups are as large as the disk is slow, and no file waits for others.
+# The reactor only collects bytes. One thread hashes, writes, syncs and renames, each time for all files that
+# have arrived since the previous group. So groups are larger if the disk is slower, and no file waits for a
+# group to become full.
 #
-# **Order.** A file gets its name after its bytes are as durable as the policy demands, and counts as
-# present after its name is (``disk.durability``). A file with the wrong hash never gets a name.
+# **Order.** A file gets its final name after its bytes are as durable as the policy demands, and counts as
+# present after its name is as durable (``disk.durability``). A file with the wrong hash never gets a final
+# name.
 #
-# **Bounds.** At most ``MAX_HELD_BYTES`` are collected or with the thread; beyond that the mirrors are not
-# read from.
+# **Bounds.** At most ``MAX_HELD_BYTES`` are collected or being stored; while there are more, nothing is read
+# from the mirrors.
 
 STREAM_BYTES = 1 << 20
-"""A longer file is hashed and written while it is received, in pieces of this size."""
+"""The size from which on a file is hashed and written while it is received, in pieces of this size."""
 
 MAX_HELD_BYTES = 24 << 20
 RESUME_BYTES = MAX_HELD_BYTES // 2
 
 MAX_GROUP_FILES = 128
-"""Files of one group are open until it is durable."""
+"""The maximum number of files in a group: all of them are open until the group is durable."""
 
 MAX_GROUP_BYTES = 8 << 20
 
@@ -48,7 +50,7 @@ class FileReceiver:
     One file that is being received, in one response of a mirror.
 
     Attributes:
-        size_bytes: what was received so far.
+        size_bytes: how much has been received.
     """
 
     __slots__ = ("_gathered_bytes", "_sink", "arrival", "is_over", "pieces", "size_bytes")
@@ -62,7 +64,7 @@ class FileReceiver:
         self._gathered_bytes = 0
 
     def write(self, data: bytes) -> None:
-        """Add a piece of the file."""
+        """Add a received piece of the file."""
         size = len(data)
         self.pieces.append(data)
         self.size_bytes += size
@@ -72,7 +74,7 @@ class FileReceiver:
             self._sink.stream(self.arrival, self.take())
 
     def take(self) -> list[bytes]:
-        """Return the collected pieces, and release them."""
+        """Return the collected pieces, and stop keeping them."""
         pieces, self.pieces = self.pieces, []
         self._gathered_bytes = 0
         return pieces
@@ -82,7 +84,8 @@ class FileReceiver:
         Store the file, which is complete.
 
         Args:
-            ended: called once the file has its name, with None, or with a clause that says why it is wrong.
+            ended: called with None when the file has its final name; or with a clause that says why it is
+                wrong.
         """
         self.is_over = True
         self._sink.finish(self.arrival, self.take(), ended)
@@ -96,10 +99,11 @@ class FileReceiver:
 
 class StagedFile:
     """
-    A file on the disk without a name yet; a ``disk.durability.Committable``. Only for the sink's thread.
+    A file in ``incoming`` that has no final name yet; a ``disk.durability.Committable``. Only for the sink's
+    thread.
 
     Attributes:
-        wrong: a clause that says why it is not the wanted file.
+        wrong: a clause that says why it is not the wanted file; None if it may be.
     """
 
     resumed = False
@@ -131,7 +135,10 @@ class StagedFile:
         self._append(pieces)
 
     def end(self, pieces: list[bytes]) -> bool:
-        """Write the rest if it is the wanted file; else remove it. Returns whether it is."""
+        """
+        Hash the last pieces, and write them if this is the wanted file; otherwise remove it. Return whether
+        it is.
+        """
         wanted = self.wanted
         self._hash(pieces)
         if self._hasher.digest() != wanted.digest:
@@ -184,15 +191,14 @@ class ArchiveSink:
     Stores the files that mirrors send.
 
     Args:
-        workers: with one thread, so that jobs are done in order.
-        full: called with True when the mirrors must not be read from, and with False when they may be
-            again.
-        broken: called once if the destination accepts nothing any more.
-        noted: called with the size of everything that is received.
-        staged: whether clients must not see the files yet; see ``Destination.release``.
+        workers: must have only one thread, so that jobs are done in order.
+        full: called with True when reading from mirrors must pause, and with False when it may continue.
+        broken: called once if the destination accepts no more files.
+        noted: called with the size of each received piece.
+        staged: whether the files are kept where clients do not see them; see ``Destination.release``.
 
     Attributes:
-        held_bytes: collected, or with the thread.
+        held_bytes: how many bytes are collected or being stored.
     """
 
     def __init__(
@@ -229,7 +235,7 @@ class ArchiveSink:
             self._full(True)
 
     def stream(self, arrival: StagedFile, pieces: list[bytes]) -> None:
-        """Hash and write a part of a long file, after all earlier jobs."""
+        """Hash and write a part of a long file in the thread, after all earlier jobs."""
         size = sum(map(len, pieces))
         done = self._workers.run(arrival.write, pieces)
         done.addErrback(lambda failure: self._fail(failure.value))
@@ -238,7 +244,7 @@ class ArchiveSink:
     def finish(
         self, arrival: StagedFile, pieces: list[bytes], ended: Callable[[str | None], None]
     ) -> None:
-        """Store a complete file, in order; for ``ended`` see ``FileReceiver.finish``."""
+        """Store a complete file, after all earlier ones; for ``ended`` see ``FileReceiver.finish``."""
         if self._error is not None:
             self.drop(arrival, pieces)
             return
@@ -247,13 +253,13 @@ class ArchiveSink:
             self._next_group()
 
     def drop(self, arrival: StagedFile, pieces: list[bytes]) -> None:
-        """Drop a file; ``pieces`` are those that were still collected."""
+        """Drop a file; ``pieces`` are its collected pieces."""
         self._release(sum(map(len, pieces)))
         if arrival.opened or arrival._hasher is not None:
             self._workers.run(arrival.discard).addErrback(lambda _: None)
 
     def flush(self) -> Deferred[None]:
-        """Return a Deferred that fires when all received files have their names."""
+        """Return a Deferred that fires when all complete files have their final names."""
         waiting: Deferred[None] = Deferred()
         self._idle.append(waiting)
         self._look_idle()
@@ -274,7 +280,10 @@ class ArchiveSink:
         done.addBoth(self._stored, group, size)
 
     def _store(self, group: Sequence[tuple[StagedFile, list[bytes], int, Any]]) -> None:
-        """Hash, write, sync and rename. If the disk is full, no file stays open. In the thread."""
+        """
+        Hash, write, sync and rename a group of files. After an error, such as a full disk, no file stays
+        open. Runs in the destination's thread.
+        """
         try:
             right = [arrival for arrival, pieces, _, _ in group if arrival.end(pieces)]
             outcomes = commit_group(right, self._policy, self._disk)
@@ -324,16 +333,18 @@ class ArchiveSink:
                 waiting.callback(None)
 
 
-# Waiting for overloaded mirrors.
+# How long an overloaded mirror asks the client to wait.
 
 MAX_RETRY_AFTER_S = 120.0
-"""How long at most a mirror may ask the client to wait."""
+"""The maximum time that a mirror may ask the client to wait."""
 
 MAX_DATE_BYTES = 64
 
 
 def retry_after_s(headers: Sequence[tuple[bytes, bytes]]) -> float:
-    """Return the seconds of ``Retry-After``, at most ``MAX_RETRY_AFTER_S``."""
+    """
+    Return the seconds that ``Retry-After`` asks for, at most ``MAX_RETRY_AFTER_S``; 0.0 without the field.
+    """
     for name, value in headers:
         if name == b"retry-after":
             if value.isdigit() and len(value) < 10:
@@ -346,7 +357,7 @@ def retry_after_s(headers: Sequence[tuple[bytes, bytes]]) -> float:
 
 
 def _seconds_of(date: bytes) -> float | None:
-    """Return the seconds since 1970 of a date in any of the three forms of HTTP; None if it is not one."""
+    """Return the seconds since 1970 of a date in any of HTTP's three formats; None if it is not a date."""
     from email.utils import parsedate_to_datetime
 
     if len(date) > MAX_DATE_BYTES:
@@ -367,6 +378,6 @@ LIMITS = Limits(
     blocked_after_s=float("inf"),
 )
 """
-Requests are limited by bytes, not by number. Without a time limit here: the schedule detects stalls, and
-only the disk pauses reading.
+Outstanding requests are limited by their bytes rather than by their number. The schedule's limits of silence
+are shorter than the one here. Only the disk pauses reading, for any time.
 """

@@ -1,4 +1,7 @@
-"""The entries of indexes, each path once; unusable ones are skipped and counted. And the outcome of a run."""
+"""
+The entries of indexes: each path is fetched once, and unusable entries are skipped and counted. Also the
+outcome of a run.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from pipegrid.mirror.debian_index_update import ArchiveMirror
 from pipegrid.mirror.file_scheduler import MAX_SHOWN, Report
 
 MAX_DISPUTED = 10_000
-"""Paths with several hashes; of further ones only the first entry counts."""
+"""How many paths with several hashes are recorded; of further such paths only the first entry counts."""
 
 MAX_ALTERNATIVES = 8
-"""Of one path."""
+"""How many further entries with another hash are recorded for one path."""
 
 MAX_REMEMBERED = 100_000
-"""Reasons that are remembered: several indexes name the same package."""
+"""How many reasons are remembered, so that each counts once: several indexes name the same package."""
 
 _KINDS = {length: algorithm for algorithm, length in DIGEST_BYTES.items()}
 
@@ -26,11 +29,12 @@ class Entries:
     """
     The entries of one run.
 
-    A path may be named with several hashes; the entry that mirrors have is used.
+    If a path is named with several hashes, the entry whose file mirrors have is used.
 
     Attributes:
-        skipped_files: unusable entries; ``skipped`` are the reasons of the first of them.
-        replaced: of paths with several hashes, the entry that mirrors have, if it is not the first.
+        skipped_files: number of unusable entries; ``skipped``: the reasons of the first of them.
+        replaced: by path, an entry to use instead of the first entry with this path, since mirrors have
+            another file, or since the index gives no size.
     """
 
     def __init__(self) -> None:
@@ -44,7 +48,7 @@ class Entries:
         self._decided: set[str] = set()
 
     def skip(self, reason: BadEntry) -> None:
-        """Count an unusable entry; the same reason counts once."""
+        """Count an unusable entry; entries with the same reason count once."""
         text = str(reason)
         key = hash(text)
         if key in self._reported:
@@ -56,7 +60,7 @@ class Entries:
             self.skipped.append(text)
 
     def once(self, files: Iterable[ArchiveFile]) -> Iterator[ArchiveFile]:
-        """Yield each path once, by its first entry; ``settle`` tries the others."""
+        """Yield the first entry of each path; ``settle`` tries the other entries."""
         seen = self._seen
         for each in files:
             known = seen.get(each.path)
@@ -80,10 +84,11 @@ class Entries:
 
     async def settle(self, mirror: ArchiveMirror, report: Report) -> None:
         """
-        Fetch the entry that mirrors have for each path with several hashes, and report the others.
+        For each path with several hashes, fetch the entry whose file mirrors have, and count the other
+        entries as skipped.
 
         Args:
-            report: of the run, in which the first entry of each is fetched, or failed.
+            report: of the run, in which the first entry of each path was fetched, or failed.
         """
         await mirror.run(self._measure, mirror)
         left = list(self._disputed)
@@ -103,14 +108,17 @@ class Entries:
                 report.withdraw(each.path)
 
     def _measure(self, mirror: ArchiveMirror) -> None:
-        """Record the sizes of files whose index gives none. In the thread."""
+        """Record the sizes of fetched files whose index gives no size. Runs in the destination's thread."""
         for each in self._unsized:
             with suppress(OSError):
                 size = os.lstat(mirror.destination.where(each.path)).st_size
                 self.replaced[each.path] = each.replaced(size=size)
 
     def _undecided(self, mirror: ArchiveMirror, paths: Sequence[str]) -> list[str]:
-        """Return the paths without a right file; report the conflicts of the others. In the thread."""
+        """
+        Return the paths for which no right file exists; for all others, count the entries that do not match
+        as skipped. Runs in the destination's thread.
+        """
         destination = mirror.destination
         left = []
         for path in paths:
@@ -125,7 +133,7 @@ class Entries:
 
 
 def named_twice(path: str) -> BadEntry:
-    """Return the error for a skipped entry whose path another entry has as well."""
+    """Return the error for a skipped entry: another entry has the same path and another hash."""
     return BadEntry(
         f"{quoted(path)} is named twice, with different hashes; the entry that does not fit was skipped"
     )
@@ -137,14 +145,14 @@ class ArchiveOutcome:
 
     Attributes:
         report: of the packages.
-        entries: of the indexes, with the unusable ones.
+        entries: the entries of the indexes, with the skipped ones.
         is_published: whether the new indexes were published.
         is_new: whether the signed files, which name the indexes, differ from the previous ones.
-        spares_others: whether files are kept that filters of earlier runs select.
-        index_bytes: fetched for indexes and their patches.
-        removed: paths that were deleted, or would be.
+        spares_others: whether files are kept only because filters of earlier runs select them.
+        index_bytes: how much was fetched for indexes and their patches.
+        removed: paths that were deleted, or in a dry run would be.
         unmatched: options and patterns of filters that match nothing.
-        lacking: indexes, their further forms, and files of ``also``, that no mirror has.
+        lacking: indexes, further forms of indexes, and files of ``also`` that no mirror has.
     """
 
     def __init__(self) -> None:

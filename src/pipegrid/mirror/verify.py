@@ -1,9 +1,9 @@
 """
-Checks that all files of the last complete run exist and are right. Synchronous; makes no request.
+A check that all files of the last complete run exist and are right. Synchronous; makes no request.
 
 For most files the quick check suffices, which takes four microseconds of CPU time; a closer check takes
-twenty. With several processors, forked processes check a part each. The part of a process that ends without
-a result is checked here.
+twenty. With several processors, forked processes check a part of the files each. If a process ends without a
+result, the calling process checks its part.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipegrid.mirror.local_check import VerifyPolicy
 from pipegrid.mirror.manifest import ManifestPart, parts_of_manifest, read_pieces
 from pipegrid.mirror.stat_cache import ForkedWork, QuickCheck, QuickCheckResult
 
-TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # the same as ``typing.TYPE_CHECKING``, without the slow import
 if TYPE_CHECKING:
     from typing import Any
 
@@ -45,12 +45,12 @@ def verify(
     processes: int = 1,
 ) -> Report:
     """
-    Check all files; ``failed`` of the report has the missing and wrong ones.
+    Check all files; ``failed`` of the report names missing and wrong files.
 
     Args:
         progress: called every few hundred files.
-        stopped: whether to end early.
-        processes: that share the work; more than one only if this process has no other threads.
+        stopped: returns whether to end early.
+        processes: how many processes share the work; more than one only if this process has no other threads.
 
     Raises:
         MirrorError: no run to this destination was complete.
@@ -59,7 +59,7 @@ def verify(
     began_s = now()
     own, *others = parts_of_manifest(destination, processes)
     workers: list[tuple[ManifestPart, ForkedWork]] = []
-    # Once for all processes.
+    # Made before the fork, so that the rows are read once for all processes.
     quick_check = destination.new_quick_check() if policy.is_none else None
     try:
         for part in others:
@@ -95,7 +95,8 @@ def verify(
 
 def verify_rest(destination: Destination, glimpse: QuickCheckResult | None) -> Report | None:
     """
-    Return the same, after a closer check of only those files that the quick check did not find unchanged.
+    Return the report of a closer check of those files that the quick check did not find unchanged; the other
+    files count as present.
 
     None: there was no quick check, or the manifest has changed since.
     """
@@ -137,7 +138,7 @@ def _look(
 def _closely(
     destination: Destination, quick_check: QuickCheck | None, part: ManifestPart, report: Report
 ) -> Iterator[list[bytes]]:
-    """Yield the lines of a part that need a closer check; count the others."""
+    """Yield the lines of a part that need a closer check; count the files of all other lines as present."""
     for text in read_pieces(destination, part):
         if quick_check is None:
             yield lines_in(text)
@@ -155,7 +156,7 @@ def _look_at(destination: Destination, each: ArchiveFile, rehash: bool, report: 
     try:
         if not destination.is_there(each, rehash):
             wrong = "it is missing, or has changed"
-    except (BadEntry, MirrorError) as error:  # such as a failing disk
+    except (BadEntry, MirrorError) as error:  # for example the disk fails
         wrong = str(error)
     report.wanted_files += 1
     report.wanted_bytes += each.size or 0
@@ -173,7 +174,7 @@ def _look_apart(
     part: ManifestPart,
     stopped: Callable[[], bool],
 ) -> dict[str, Any]:
-    """Check a part, and return the attributes of the report. In a process of its own."""
+    """Check a part, and return the attributes of its report. Runs in a forked process."""
     destination.forked()
     report = Report()
     _look(destination, policy, quick_check, part, report, stopped=stopped)

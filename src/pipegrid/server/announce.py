@@ -1,5 +1,6 @@
 """
-Announces a storage server to introducers, again after each lost connection; and its announced identity.
+Announces a storage server to introducers, again after each lost connection, and stores its announced
+identity.
 
 Source: the format reference, storage protocols, sections 4.2 and 5.1.
 """
@@ -49,17 +50,18 @@ class AnnouncedIdentity:
     """
     The announced identity of a server, without addresses.
 
-    Its files are those of Tahoe-LAFS, so that a node's directory can be used by either program:
+    Its files are those of Tahoe-LAFS, so that either program can use a node's directory:
 
-        private/node.privkey   the key that signs; the server's id is its public half
+        private/node.privkey   the signing key; the server's id is its public half
         node.pubkey            the public half
         permutation-seed       the server's position on every file's ring
-        announcement-seqnum    the number of its last announcement; each is greater than the one before
+        announcement-seqnum    the number of the server's last announcement; each number is greater than the
+            previous one
 
     Attributes:
         key: signs announcements.
         permutation_seed: position on every file's ring.
-        seqnum: of the next announcement.
+        seqnum: the number of the next announcement.
     """
 
     key: AnnouncementKey
@@ -69,13 +71,13 @@ class AnnouncedIdentity:
 
 def load_or_create(directory: Path, tub_id: bytes, has_shares: bool) -> AnnouncedIdentity:
     """
-    Return the identity in a node's directory, with a new ``seqnum``; missing parts are created and kept.
+    Return the identity in a node's directory, with a new ``seqnum``; missing parts are created and stored.
 
     Args:
-        tub_id: 20 bytes; used as permutation seed if there is none although there are shares.
+        tub_id: 20 bytes; the permutation seed of a directory that has shares but no stored seed.
 
     Raises:
-        UsageError: a file has other contents, or the directory cannot be used.
+        UsageError: a file has unexpected content, or the directory cannot be used.
     """
     try:
         key = _load_key(directory)
@@ -86,7 +88,7 @@ def load_or_create(directory: Path, tub_id: bytes, has_shares: bool) -> Announce
             seed = base32.decode(text)
         except ValueError:
             raise UsageError(f"{path} does not hold base32; restore it") from None
-        if not seed:  # after a full disk, or a crash
+        if not seed:  # after a full disk or a crash
             raise UsageError(
                 f"{path} is empty; restore it, or clients look for shares on other servers"
             )
@@ -97,10 +99,10 @@ def load_or_create(directory: Path, tub_id: bytes, has_shares: bool) -> Announce
 
 def renewed(identity: AnnouncedIdentity, directory: Path) -> AnnouncedIdentity:
     """
-    Return the identity with a new ``seqnum``, for an announcement that replaces the one before.
+    Return the identity with a new ``seqnum``, for an announcement that replaces the previous one.
 
     Raises:
-        UsageError: the number cannot be read, or cannot be stored.
+        UsageError: the number cannot be read or stored.
     """
     try:
         return attrs.evolve(identity, seqnum=_next_seqnum(directory / "announcement-seqnum"))
@@ -133,10 +135,11 @@ def _next_seqnum(path: Path) -> int:
 
 def _note_seqnum(path: Path, seqnum: int) -> None:
     """
-    Store the number durably: if it were used twice, the second announcement would be ignored.
+    Store a sequence number durably: if the number were used twice, introducers would ignore the second
+    announcement.
 
-    On a full disk the old number is overwritten, which needs no space: a server that does not start makes
-    its shares unavailable.
+    On a full disk the old number is overwritten in place, which needs no space: otherwise the server would
+    not start, and its shares would be unavailable.
     """
     data = f"{seqnum}\n".encode("ascii")
     try:
@@ -167,8 +170,9 @@ def storage_fields(
     Return the fields of a storage server's announcement.
 
     Args:
-        furl: Tahoe-LAFS's clients need it even over HTTPS: secrets are derived from its tub id.
-        certificates: of grid managers, without which their clients store nothing here.
+        furl: the fURL, which Tahoe-LAFS's clients need even over HTTPS: they derive secrets from its tub id.
+        certificates: certificates of grid managers; clients with grid managers store shares only on certified
+            servers.
     """
     fields = {
         "version": 0,
@@ -197,7 +201,7 @@ class Announcer:
 
     Args:
         connect: makes connections: a tub's ``getReference``.
-        canary: returns an object of ours that introducers may watch, to notice a lost connection.
+        canary: returns one of this server's objects, which introducers may watch to notice a lost connection.
     """
 
     _introducers: Mapping[str, Furl]
@@ -210,13 +214,13 @@ class Announcer:
     _stopped: bool = False
 
     def start(self) -> None:
-        """Start to announce, until ``stop``."""
+        """Announce the server until ``stop`` is called."""
         self._keeping = [self._keep(name, furl) for name, furl in self._introducers.items()]
         for each in self._keeping:
             each.start()
 
     def replace(self, signed: Signed) -> None:
-        """Announce this from now on, at once where an introducer is connected."""
+        """Replace the announcement; connected introducers get the new one at once."""
         self._signed = signed
         if not self._stopped:
             self._cancel()
@@ -236,7 +240,7 @@ class Announcer:
             return Deferred.fromCoroutine(self._announce(name, furl))
 
         def lost(error: Exception | None) -> None:
-            if name not in self._complained:  # once per outage, not for each attempt
+            if name not in self._complained:  # warn once per outage, not per attempt
                 self._complained.add(name)
                 refused = isinstance(error, AnnouncementNotAccepted)
                 log.warn(

@@ -35,10 +35,12 @@ if TYPE_CHECKING:
 FURL_NAME = "storage.furl"
 INTRODUCER_FURL_NAME = "introducer.furl"
 MEMBERS_FURL_NAME = "members.furl"
-"""Of the introducer that a storage server runs for those who are invited from its directory."""
+"""
+The file with the fURL of the introducer that a storage server runs for members invited from its directory.
+"""
 _SWISSNUM_BYTES = 20
 _MAX_FURL_BYTES = 1 << 20
-_KEY_BITS = 2048  # RSA, which Foolscap requires
+_KEY_BITS = 2048  # RSA, since Foolscap requires it
 _VALID = timedelta(days=36500)
 _CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.S)
 _KEY = re.compile(rb"-----BEGIN ([A-Z ]*)PRIVATE KEY-----.*?-----END \1PRIVATE KEY-----", re.S)
@@ -52,21 +54,21 @@ class Identity:
     """
     A server's key, certificate and secret.
 
-    Its files are those of Tahoe-LAFS, so that a node's directory can be used by either program:
+    Its files are those of Tahoe-LAFS, so that either program can use a node's directory:
 
         private/node.pem              key and certificate
         private/storage.furl          tub id, hints, and the secret as its last part
         private/storage.swissnum      the secret (PipeGrid's own file; created if there is no fURL yet)
 
-    An introducer has ``private/introducer.furl`` instead of the last two.
+    An introducer has ``private/introducer.furl`` instead of the last two files.
 
-    If the files contradict each other, the server does not start, since either of two identities may be
-    known to clients. Dates and names in the certificate are ignored: clients know the hash of its key.
+    If the files contradict each other, the server does not start, since clients may know either of two
+    identities. Dates and names in the certificate are ignored: clients know the hash of its key.
 
     Attributes:
-        key_pem, certificate_pem: PEM.
-        spki_hash: 32 bytes that identify the certificate to GBS clients.
-        tub_id: 20 bytes that identify it to Foolscap clients.
+        key_pem, certificate_pem: the key and the certificate as PEM.
+        spki_hash: 32 bytes that identify the server's key to GBS clients.
+        tub_id: 20 bytes that identify the server's certificate to Foolscap clients.
         swissnum: the secret.
     """
 
@@ -77,11 +79,11 @@ class Identity:
     swissnum: str = attrs.field(repr=False)
 
     def nurl(self, host: str, port: int) -> Nurl:
-        """Return the address for clients."""
+        """Return the server's address at a host and port, for clients that use HTTPS."""
         return Nurl(self.spki_hash, host, port, self.swissnum)
 
     def nurls(self, hints: Sequence[str]) -> list[str]:
-        """Return the addresses for clients, for each hint of a supported kind."""
+        """Return the server's addresses for clients that use HTTPS, one for each hint of a supported kind."""
         found = []
         for hint in hints:
             how, _, place = hint.partition(":")
@@ -93,15 +95,15 @@ class Identity:
 
     def furl(self, hints: Sequence[str], secret: str = "") -> Furl:
         """
-        Return the address for clients that use Foolscap.
+        Return the server's address for clients that use Foolscap.
 
         Args:
-            secret: that of another object at the same port; by default the server's own.
+            secret: the secret of another object at the same port; by default the server's own.
         """
         return Furl(self.tub_id, tuple(hints), secret or self.swissnum)
 
     def contexts(self) -> CertificateOptions:
-        """Return Twisted's options to serve TLS 1.2 and 1.3 with this certificate."""
+        """Return Twisted's options for serving TLS 1.2 and 1.3 with this certificate."""
         from OpenSSL import SSL, crypto
         from twisted.internet import ssl
 
@@ -111,7 +113,7 @@ class Identity:
             raiseMinimumTo=ssl.TLSVersion.TLSv1_2,
             acceptableProtocols=[b"http/1.1"],
         )
-        # Saves 32 KiB of buffers for each idle connection.
+        # This mode saves 32 KiB of buffers for each idle connection.
         options.getContext().set_mode(SSL.MODE_RELEASE_BUFFERS)
         only_forward_secret(options.getContext())
         bound_handshakes(options.getContext())
@@ -121,13 +123,13 @@ class Identity:
 
 def load_or_create(directory: Path, furl_name: str = FURL_NAME) -> Identity:
     """
-    Return the identity in a node's directory; missing parts are created and kept.
+    Return the identity in a node's directory; missing parts are created and stored.
 
     Args:
-        furl_name: of the file with the fURL: a storage server's, or an introducer's.
+        furl_name: the name of the file with the fURL: a storage server's, or an introducer's.
 
     Raises:
-        UsageError: a file has other contents, or the directory cannot be used.
+        UsageError: a file does not have the expected content, or the directory cannot be used.
     """
     private = directory / "private"
     key = private / "node.pem"
@@ -142,7 +144,7 @@ def load_or_create(directory: Path, furl_name: str = FURL_NAME) -> Identity:
         pem = _read_or_make(key, make_pem)
         if furl_name == FURL_NAME:
             swissnum = _read_swissnum(private, known)
-        else:  # the fURL is written before clients can know it
+        else:  # the fURL is stored before clients can know it
             swissnum = new_swissnum() if known is None else known.swissnum
         who = from_pem(pem, swissnum, str(key))
         _check_key(who, str(key))
@@ -158,10 +160,10 @@ def load_or_create(directory: Path, furl_name: str = FURL_NAME) -> Identity:
 
 def load_furl(directory: Path, furl_name: str = FURL_NAME) -> Furl | None:
     """
-    Return the fURL in a node's directory that clients know, or None if it does not exist yet.
+    Return the fURL of a node's directory, which clients know; None if it does not exist yet.
 
     Raises:
-        UsageError: the file has other contents.
+        UsageError: the file has no valid fURL.
     """
     path = directory / "private" / furl_name
     try:
@@ -178,10 +180,10 @@ def load_furl(directory: Path, furl_name: str = FURL_NAME) -> Furl | None:
 
 def keep_furl(directory: Path, address: Furl, furl_name: str = FURL_NAME) -> None:
     """
-    Store the server's fURL if it has changed; log a warning if the disk is full.
+    Store the server's fURL if it has changed. If the disk is full, keep the previous one and log a warning.
 
     Raises:
-        UsageError: it cannot be stored, and there is none yet.
+        UsageError: the fURL cannot be stored, and there is no previous one or the disk is not full.
     """
     path = directory / "private" / furl_name
     known = load_furl(directory, furl_name)
@@ -190,7 +192,7 @@ def keep_furl(directory: Path, address: Furl, furl_name: str = FURL_NAME) -> Non
     try:
         replace_file(path, f"{address}\n".encode("ascii"))
     except OSError as error:
-        if known is not None and error.errno in FULL:  # the key and the secret are the same
+        if known is not None and error.errno in FULL:  # key and secret did not change
             log.warn(
                 "{path} still names the previous address of the server: {reason}",
                 path=str(path),
@@ -205,7 +207,7 @@ def announced_as(directory: Path) -> tuple[str, bytes] | None:
     Return the id and the permutation seed of the server in a directory; None if it was never announced.
 
     Raises:
-        UsageError: a file has other contents, or cannot be read.
+        UsageError: a file is damaged or cannot be read.
     """
     seed, key = directory / "permutation-seed", directory / "private" / "node.privkey"
     try:
@@ -222,7 +224,7 @@ def announced_as(directory: Path) -> tuple[str, bytes] | None:
 def unusable(error: OSError, path: Path) -> UsageError:
     """Return the error for a server's directory that cannot be used."""
     text = f"cannot use {error.filename or path}: {error.strerror}; "
-    if error.errno in FULL:  # another directory would make it another server
+    if error.errno in FULL:  # in another directory it would be another server
         return UsageError(f"{text}free some space")
     text += "choose another directory"
     return naming(UsageError(text), "another directory")
@@ -230,11 +232,10 @@ def unusable(error: OSError, path: Path) -> UsageError:
 
 def from_pem(pem: bytes, swissnum: str, name: str) -> Identity:
     """
-    Return the identity from a key and a certificate, in any order.
+    Return the identity from a text with a key and a certificate, in any order. The key is not checked.
 
     Raises:
-        UsageError: there is not exactly one of each, or the certificate cannot be read. The key is not
-            checked.
+        UsageError: the key or the certificate is missing, or the certificate cannot be read.
     """
     from cryptography import x509
     from cryptography.exceptions import UnsupportedAlgorithm
@@ -264,11 +265,11 @@ def from_pem(pem: bytes, swissnum: str, name: str) -> Identity:
 
 def _check_key(who: Identity, name: str) -> None:
     """
-    Check that a key is the certificate's. OpenSSL's own message says less, and it asks for passwords on a
-    terminal.
+    Check that a key belongs to its certificate. Without this check, OpenSSL would report less, and would ask
+    for passwords on a terminal.
 
     Raises:
-        UsageError: it is not, or cannot be read.
+        UsageError: the key belongs to another certificate, or cannot be read.
     """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import (
@@ -321,7 +322,7 @@ def _read_swissnum(private: Path, known: Furl | None) -> str:
 
 def _read_or_make(path: Path, make: Any) -> bytes:
     """Return a file's content; if it is missing, create it atomically."""
-    remove_stale_link(str(path))  # left by a process that was killed just after creating it
+    remove_stale_link(str(path))  # left by a process killed just after creating the file
     if not path.exists():
         create_file(path, make())
     return read_file(path)

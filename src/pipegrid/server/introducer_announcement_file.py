@@ -1,9 +1,10 @@
 """
-What an introducer has listed, in a file for its next process; and the introducer at a storage server.
+The file with an introducer's announcements, for its next process; and the introducer that a storage server
+runs.
 
-A storage server is an introducer for the members of a grid that has no other. It has the server's port and
-key, and a secret of its own, so invitations name it as any introducer: servers that join later announce
-themselves there, and so reach those who joined before.
+A storage server is an introducer for the members of a grid that has no other. This introducer has the
+server's port and key, and a secret of its own, so invitations name it like any introducer: servers that join
+later announce themselves to it, and so become known to earlier members.
 """
 
 from __future__ import annotations
@@ -28,17 +29,20 @@ from pipegrid.server.introducer_service import IntroducerService, LimitedLog
 from pipegrid.wire.announcements import Signed
 
 LISTED_NAME = "private/introducer-announcements.json"
-"""What is listed, for the next process. Tahoe-LAFS does not read it: its introducer keeps nothing."""
+"""
+The file with the listed announcements, for the next process. Tahoe-LAFS does not read it: its introducer
+stores nothing.
+"""
 
 DAMAGED_SUFFIX = ".damaged"
 MAX_LISTED_BYTES = 16 << 20
-"""The limit of that file; all units take 4 MiB, and a third more in base64."""
+"""The largest ``LISTED_NAME`` file; all units take 4 MiB, and a third more in base64."""
 
 TICK_S = 60.0
 SAVE_AFTER_S = 1.0
 SAVES_APART_S = 30.0
 SAVE_TIMES_S = 600.0
-"""How often the file is written although nothing has changed but the times in it."""
+"""The interval of writing the file even if only times have changed."""
 
 _HERE = "127.0.0.1"
 
@@ -47,10 +51,10 @@ log = Logger()
 
 class ListingFile:
     """
-    Keeps the file of what an introducer has listed, and passes the time to its registry.
+    Keeps the file of an introducer's announcements, and calls the registry's ``tick`` regularly.
 
     Args:
-        directory: the node's.
+        directory: the node's directory.
         workers: write the file.
     """
 
@@ -70,12 +74,12 @@ class ListingFile:
         self._saved_s = float("-inf")
 
     def start(self) -> None:
-        """Write the file from now on when something changes."""
+        """Write the file from now on whenever the listed announcements change."""
         self.service.changed = self._save_soon
         self._tick.start(TICK_S, now=False)
 
     async def stop(self) -> None:
-        """Stop the timers, and write the file, if ``start`` was called."""
+        """Stop the timers; if ``start`` was called, write the file."""
         started, self.service.changed = self._tick.running, lambda: None
         if started:
             self._tick.stop()
@@ -87,7 +91,7 @@ class ListingFile:
 
     def restore(self) -> None:
         """
-        List what the last process listed.
+        List the announcements that the last process listed.
 
         Raises:
             UsageError: the file cannot be read, or a damaged one cannot be renamed.
@@ -122,7 +126,9 @@ class ListingFile:
             )
 
     def _keep_damaged(self) -> None:
-        """Rename the file, which would be overwritten: a later version may understand it."""
+        """
+        Rename the damaged file, which would be overwritten otherwise: a later version may understand it.
+        """
         kept = self._path.with_name(self._path.name + DAMAGED_SUFFIX)
         try:
             self._path.replace(kept)
@@ -147,7 +153,7 @@ class ListingFile:
 
     def _save(self) -> None:
         self._saved_s = self._reactor.seconds()
-        if self._saving is not None:  # a slow disk
+        if self._saving is not None:  # the last write is not finished
             self._save_soon()
             return
         self._unsaved_s = 0.0
@@ -156,7 +162,7 @@ class ListingFile:
         self._saving.addCallbacks(self._did_save, self._did_not_save)
 
     def _save_now(self) -> None:
-        """Write in this thread: a reactor that stops may have stopped the workers already."""
+        """Write the file in this thread, since a stopping reactor may have stopped the workers already."""
         try:
             replace_file(self._path, self.service.registry.as_json())
         except OSError as error:
@@ -174,17 +180,17 @@ class ListingFile:
             return
         if failure.check(OSError) is None:
             log.failure("what is listed was not written", failure)
-        elif not self._save_failed:  # once per outage
+        elif not self._save_failed:  # warn once per outage
             self._save_failed = True
             log.warn(
                 "cannot write {path}: {reason}; it is tried again",
                 path=str(self._path),
                 reason=failure.value.strerror,
             )
-        self._unsaved_s = SAVE_TIMES_S  # at the next tick
+        self._unsaved_s = SAVE_TIMES_S  # so the next tick writes again
 
     async def _saved(self) -> None:
-        """Return when nothing is being written."""
+        """Return when no write is in progress."""
         if self._saving is not None:
             done: Deferred[None] = Deferred()
             self._saving.addBoth(lambda _: done.callback(None))
@@ -193,15 +199,15 @@ class ListingFile:
 
 class MembersIntroducer:
     """
-    The introducer of a storage server.
+    The introducer that a storage server runs.
 
     Args:
-        directory: the server's.
-        workers: write what is listed.
+        directory: the server's directory.
+        workers: write the file of announcements.
 
     Attributes:
-        service: the object that its fURL leads to.
-        secret: the last part of that fURL.
+        service: the object to which the introducer's fURL leads.
+        secret: the last part of the fURL.
 
     Raises:
         UsageError: a file in the directory is damaged, or cannot be read.
@@ -218,31 +224,31 @@ class MembersIntroducer:
 
     def start(self, who: Identity, hints: Sequence[str]) -> None:
         """
-        Write the fURL, which invitations name, and keep what is listed.
+        Write the fURL, which invitations name, and begin to store the listed announcements.
 
         Args:
             who: the server's key.
             hints: the addresses of the server.
 
         Raises:
-            UsageError: it cannot be written.
+            UsageError: the fURL cannot be written.
         """
         furl = who.furl(hints, self.secret)
         identity.keep_furl(self._directory, furl, MEMBERS_FURL_NAME)
         self._listing.start()
 
     def list_own(self, signed: Signed) -> None:
-        """List the server that it runs at, as others are by their announcements."""
+        """List the storage server that runs this introducer, like servers that announce themselves."""
         try:
             self.service.registry.publish(signed, self, _HERE)
         except RefusedAnnouncement as error:
             log.warn("the server is not listed by its own introducer: {error}", error=str(error))
 
     def refuse(self, reason: str) -> None:
-        """Log that the server itself has been displaced by others."""
+        """Log that the storage server itself has been displaced by other servers."""
         log.warn("its own introducer does not list the server: {reason}", reason=reason)
 
     async def stop(self) -> None:
-        """Stop its timers, and write what is listed for the next process."""
+        """Stop the timers, and write the listed announcements for the next process."""
         self._log_limit.stop()
         await self._listing.stop()

@@ -1,4 +1,7 @@
-"""The pages of an introducer's status port: for people, as Tahoe-LAFS's JSON, and metrics for Prometheus."""
+"""
+The pages of an introducer's status port: one for people, one in Tahoe-LAFS's JSON, and metrics for
+Prometheus.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ from pipegrid.server.introducer_service import IntroducerService
 from pipegrid.server.metrics import MetricsFactory, StatusPage, counter, gauge, rendering
 from pipegrid.wire.announcements import SERVICE
 
-# Addresses of servers are secrets, so no page has them. Names are untrusted, and escaped. Any number of
-# services may be announced, so the metrics distinguish storage from all others only.
+# Addresses of servers are secrets, so no page has them. Names are untrusted, so they are escaped. Clients may
+# announce any number of services, so the metrics distinguish only storage from all other services.
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>Introducer</title>
@@ -40,7 +43,7 @@ class IntroducerPages(Collector):
 
     Args:
         connections: returns how many connections are open.
-        refused: returns how many were refused.
+        refused: returns how many connections were refused.
     """
 
     service: IntroducerService
@@ -48,7 +51,7 @@ class IntroducerPages(Collector):
     refused: Callable[[], int]
 
     def factory(self, clock: IReactorTime) -> MetricsFactory:
-        """Return the factory of the port: ``/``, ``/?t=json`` and ``/metrics``."""
+        """Return the factory of the status port, with the pages ``/``, ``/?t=json`` and ``/metrics``."""
         others = {
             b"/": StatusPage(b"text/html; charset=utf-8", self.as_html),
             b"/?t=json": StatusPage(b"application/json", self.as_json),
@@ -56,11 +59,11 @@ class IntroducerPages(Collector):
         return MetricsFactory(clock, rendering(self), others)
 
     def announced(self) -> Counter[str]:
-        """Return how many servers of each service are listed."""
+        """Return the number of listed servers of each service."""
         return Counter(each.service for each in self.service.registry)
 
     def as_json(self) -> bytes:
-        """Return what Tahoe-LAFS's introducer returns: the numbers of each service."""
+        """Return the numbers of servers and subscribers of each service, as Tahoe-LAFS's introducer does."""
         document = {
             "subscription_summary": self.service.subscribers,
             "announcement_summary": self.announced(),
@@ -68,7 +71,7 @@ class IntroducerPages(Collector):
         return (json.dumps(document, indent=1) + "\n").encode("ascii")
 
     def as_html(self) -> bytes:
-        """Return a page for people."""
+        """Return the page for people."""
         self.service.registry.count_times()
         servers = sorted(
             self.service.registry, key=lambda each: (each.service, each.nickname, each.server_id)

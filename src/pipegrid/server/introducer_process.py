@@ -34,15 +34,16 @@ from pipegrid.wire.banana_receiver import Bounds
 
 DEFAULT_PORT = "tcp:8099"
 MAX_MEMORY_BYTES = 16 << 20
-"""For messages of all connections that are being received or carried out."""
+"""The most memory for messages of all connections that are being received or carried out."""
 
 FREE_BYTES = 1024
 """
-Smaller messages are not counted; a connection may have 128 of them waiting, so that all may have 128 MB.
+Messages up to this size are not counted. A connection may have 128 of them waiting, so all connections may
+have 128 MB.
 """
 
 BOUNDS = Bounds(turn_tokens=256)
-"""A call may take 64 KiB, twice the longest announcement."""
+"""The bounds of a message: a call may take 64 KiB, twice the longest announcement."""
 
 log = Logger()
 
@@ -53,14 +54,14 @@ class IntroducerSettings:
     Settings of an introducer.
 
     Attributes:
-        directory: the node's: its identity is in ``private``.
+        directory: the node's directory; its identity is in ``private``.
         port: a TCP port, or a Twisted endpoint; several are separated by commas.
         location: ``host:port`` for clients, several separated by commas, also as hints of Foolscap
             (``tcp:host:port``); None: the port's own interface, or the host's name.
         keeps_location: whether the location is also written to the directory's fURL if that has another.
         status: a port (on 127.0.0.1) or endpoint for the status pages, or None.
-        max_connections: at a time; the limit of open files may allow less.
-        max_per_address: of these, from one address; None for half of them.
+        max_connections: the most connections at a time; the limit of open files may allow less.
+        max_per_address: the most connections from one address; None for half of ``max_connections``.
     """
 
     directory: Path
@@ -74,7 +75,7 @@ class IntroducerSettings:
 
 class FoolscapOnly(Factory):
     """
-    Accepts no protocol inside TLS: an introducer speaks Foolscap alone.
+    Rejects all protocols inside TLS, since an introducer speaks only Foolscap.
 
     Attributes:
         refused: how many connections were rejected.
@@ -88,7 +89,7 @@ class FoolscapOnly(Factory):
         self._log = log_limit
 
     def buildProtocol(self, addr: IAddress | None) -> None:
-        """Reject a connection that begins with anything but Foolscap, and log that."""
+        """Reject a connection that does not begin with Foolscap, and log that."""
         self.refused += 1
         self.note_hostile(str(getattr(addr, "host", addr)), "it does not speak Foolscap")
 
@@ -102,10 +103,10 @@ class IntroducerNode:
     A running introducer, made by ``start``.
 
     Attributes:
-        furl: its address for servers and clients.
-        hints: the addresses in it.
-        listening: the address of its first port.
-        status_port: of the status pages, or None.
+        furl: the introducer's address for servers and clients.
+        hints: the addresses in the fURL.
+        listening: the address of the first port.
+        status_port: the port of the status pages, or None.
     """
 
     def __init__(self, reactor: Any, settings: IntroducerSettings) -> None:
@@ -129,7 +130,7 @@ class IntroducerNode:
 
     async def start(self) -> None:
         """
-        Listen.
+        Listen on the ports.
 
         Raises:
             UsageError: another node has the directory, a port is in use, or a setting is invalid.
@@ -141,7 +142,7 @@ class IntroducerNode:
             raise
 
     async def stop(self) -> None:
-        """Close all connections, and write what is listed."""
+        """Close all connections, and write the listed announcements."""
         if self._serves:
             systemd.notify(systemd.STOPPING)
         for port in self._ports:

@@ -18,35 +18,37 @@ import attrs
 
 from pipegrid.wire.announcements import MAX_MESSAGE_BYTES, Announcement, Signed, verify
 
-# A client of an introducer knows its fURL and may announce any number of servers, each under a key of its
-# own, which costs it nothing. What it cannot have without cost are addresses, connections and time. So these
-# decide:
+# A client of an introducer knows its fURL and may announce any number of servers, each under a separate key;
+# keys cost nothing. Addresses, connections and time do cost something, so these decide:
 #
 # * Space is limited: ``MAX_UNITS`` of ``UNIT_BYTES``. An announcement takes as many units as its message
 #   fills, at least one.
 # * A connection may announce ``MAX_PER_CONNECTION`` servers. A node announces itself, once per service.
-# * A server has seniority for the time that a connection which announced it was open. After
-#   ``ESTABLISHED_S`` it is established, and never gives way to another one. Established servers take at most
-#   seven eighths of the space, and those first announced from one address half of it, so that there is
-#   always space for new servers.
-# * When no space is left, a new server replaces one that is not established, of the address that has the
-#   most of them, and there the one with the least seniority. If the new server's own address would then
-#   have the most, it is refused. The only server of an address, or of a /48 of IPv6, gives way to none. So a
-#   flood from one address replaces nothing: it fills the space that is
-#   free, and then is refused; a new server at another address is accepted all the same. And clients, which
-#   remember what they heard, get at most the free space of a flood.
+# * The seniority of a server is the time in which a connection that announced it was open. After
+#   ``ESTABLISHED_S`` the server is established, and never gives way to another one. Established servers take
+#   at most seven eighths of the space, and those first announced from one address at most half of that, so
+#   that there is always space for new servers.
+# * When no space is left, a new server replaces one that is not established. This is a server of the address
+#   that has the most such servers, and among those the one with the least seniority. If the new server's own
+#   address would then have the most, the new server is refused. The only server of an address, or of a /48 of
+#   IPv6, gives way to none. So a flood from one address replaces nothing: it fills the free space, and is
+#   then refused, while a new server at another address is still accepted. Clients remember the announcements
+#   that they have received, but get at most the free space of a flood.
 # * A server that no connection announces any more is removed after ``KEPT_S``, or ``KEPT_NEW_S`` if it is not
-#   established. Only time in which the introducer runs is counted, by a clock that cannot be set: neither
-#   an introducer that was down nor a wrong date removes a server.
+#   established. Only time in which the introducer runs is counted, by a clock that cannot be set: neither an
+#   introducer that was down nor a wrong date removes a server.
 #
-# An announcement replaces that of the same key and service only if its sequence number is greater. An equal
-# one, repeated by another client, does no harm: it makes the server stay listed.
+# An announcement replaces that of the same key and service only if its sequence number is greater. If another
+# client repeats a known announcement, this does no harm: the server stays listed.
 
 UNIT_BYTES = 4096
-"""Usual announcements have 1 to 3 KB."""
+"""The size of a unit of space; usual announcements have 1 to 3 KB."""
 
 MAX_UNITS = 1024
-"""Together 4 MiB, which clients accept in one message: they count 16 MiB for it."""
+"""
+The most units of all announcements: 4 MiB, which clients accept in one message, where they count 16 MiB for
+it.
+"""
 
 MAX_ESTABLISHED_UNITS = MAX_UNITS // 8 * 7
 MAX_PER_CONNECTION = 16
@@ -59,11 +61,11 @@ _MAX_PLACE_CHARACTERS = 100
 _FORMAT = 1
 
 ListingKey = tuple[str, str]
-"""Service and server id; each has one announcement."""
+"""Service and server id; there is one announcement for each key."""
 
 
 class AnnouncementVerdict(Enum):
-    """What was done with an announcement."""
+    """The registry's decision about an announcement."""
 
     NEW = "new"
     CHANGED = "changed"
@@ -76,7 +78,7 @@ class RefusedAnnouncement(ValueError):
     An announcement is not accepted; the text says why, without a subject.
 
     Attributes:
-        reason: one of a few words, for counters.
+        reason: the reason in a word, for counters.
     """
 
     def __init__(self, reason: str, text: str) -> None:
@@ -91,12 +93,12 @@ class ListedServer:
 
     Attributes:
         signed: message, signature and key, as received.
-        place: the address from which it was first announced.
+        place: the address from which the server was first announced.
         nickname: the server's name, for people.
-        established: whether it no longer gives way to others.
-        holders: the open connections that announced it, the oldest first.
-        seniority_s: how long there were any, until ``since_s``.
-        absent_s: how long there have been none, until ``since_s``.
+        established: whether the server no longer gives way to others.
+        holders: the open connections that announced the server, the oldest first.
+        seniority_s: how long, until ``since_s``, there were holders, in all.
+        absent_s: how long, until ``since_s``, there have been no holders.
         since_s: when ``holders`` last became empty, or not empty, or the times were last counted.
     """
 
@@ -114,16 +116,16 @@ class ListedServer:
 
     @property
     def index(self) -> ListingKey:
-        """What distinguishes it from others: one key may announce several services."""
+        """The key of the announcement in the registry: one signing key may announce several services."""
         return self.service, self.server_id
 
     @property
     def units(self) -> int:
-        """How much of the space it takes."""
+        """How many units of the space the announcement takes."""
         return units_of(self.signed)
 
     def count(self, now_s: float) -> None:
-        """Count the time until now."""
+        """Add the time that has passed since ``since_s`` to the seniority or the absence."""
         passed_s = max(0.0, now_s - self.since_s)
         self.since_s = now_s
         if self.holders:
@@ -146,8 +148,8 @@ class AnnouncementRegistry:
     Args:
         seconds: a clock that cannot be set.
         changed: called with each server whose announcement is new or changed, and whether the server is new.
-        displaced: called with each open connection one of whose servers gives way to another; the registry
-            is being changed then.
+        displaced: called with each open connection that announced a server which gave way to another one; it
+            must not change the registry.
     """
 
     _seconds: Callable[[], float]
@@ -156,10 +158,10 @@ class AnnouncementRegistry:
     _servers: dict[ListingKey, ListedServer] = attrs.field(factory=dict)
     _by_signed: dict[Signed, ListedServer] = attrs.field(factory=dict)
     _held: dict[Hashable, dict[ListingKey, None]] = attrs.field(factory=dict)
-    # By address, of servers that are not established, and of those that are.
+    # Units by address, for servers that are not established and for established ones.
     _new_units: Counter[str] = attrs.field(factory=Counter)
     _established_units: Counter[str] = attrs.field(factory=Counter)
-    _servers_of: Counter[str] = attrs.field(factory=Counter)  # by ``_site_of`` their address
+    _servers_of: Counter[str] = attrs.field(factory=Counter)  # by ``_site_of``
     units: int = 0
     replaced: int = 0
     """How many servers gave way to others."""
@@ -183,7 +185,10 @@ class AnnouncementRegistry:
         return [each for each in self._servers.values() if each.service == service]
 
     def knows(self, signed: object) -> bool:
-        """Return whether this very announcement is listed, which takes no verification."""
+        """
+        Return whether this very announcement, byte for byte, is listed; its signature need not be verified
+        for that.
+        """
         return self._same(signed) is not None
 
     def publish(self, signed: object, connection: Hashable, place: str) -> AnnouncementVerdict:
@@ -191,11 +196,13 @@ class AnnouncementRegistry:
         Accept an announcement, or ignore it if it is known or old.
 
         Args:
-            connection: that it came from; ``lost`` is called with it later.
+            connection: the connection that sent the announcement; the caller calls ``lost`` when it has
+                ended.
             place: the client's address.
 
         Raises:
-            RefusedAnnouncement: it is malformed, forged, or too large; or there is no space for it.
+            RefusedAnnouncement: the announcement is malformed, forged, or too large; or there is no space for
+                it.
         """
         known = self._same(signed)
         if known is not None:
@@ -215,7 +222,7 @@ class AnnouncementRegistry:
         return AnnouncementVerdict.CHANGED
 
     def lost(self, connection: Hashable) -> None:
-        """Record that a connection has ended: the servers that it announced may be absent now."""
+        """Record that a connection has ended, so that the servers that it announced may be absent."""
         now_s = self._seconds()
         for index in self._held.pop(connection, {}):
             server = self._servers[index]
@@ -223,13 +230,16 @@ class AnnouncementRegistry:
             del server.holders[connection]
 
     def count_times(self) -> None:
-        """Count the times of all servers until now."""
+        """Count the seniority and absence of all servers until now."""
         now_s = self._seconds()
         for server in self._servers.values():
             server.count(now_s)
 
     def tick(self) -> int:
-        """Establish servers, and remove absent ones; returns how many were removed. Call it regularly."""
+        """
+        Establish servers, and remove absent ones; returns how many were removed. The caller calls this
+        regularly.
+        """
         self.count_times()
         removed = 0
         for server in self:
@@ -257,10 +267,11 @@ class AnnouncementRegistry:
 
     def restore(self, data: bytes) -> int:
         """
-        List what ``as_json`` returned, each verified again; returns how many entries were skipped.
+        List the announcements that ``as_json`` returned, after verifying each again; returns how many entries
+        were skipped.
 
         Raises:
-            ValueError: it is damaged as a whole.
+            ValueError: the data are damaged as a whole.
         """
         try:
             document = json.loads(data)
@@ -286,12 +297,12 @@ class AnnouncementRegistry:
         server.seniority_s, server.absent_s = times
         return True
 
-    # The parts of ``publish``.
+    # The parts of ``publish`` and ``tick``.
 
     def _same(self, signed: object) -> ListedServer | None:
         try:
             return self._by_signed.get(signed)  # type: ignore[call-overload, no-any-return]
-        except TypeError:  # it contains a list
+        except TypeError:  # a malformed value that contains a list
             return None
 
     def _add(
@@ -334,7 +345,8 @@ class AnnouncementRegistry:
         units = units_of(signed)
         self._count_units(server, -1)
         try:
-            # It takes its own space again; a larger one must find more, as a new server must.
+            # The new announcement uses the space of the old one; a larger one needs more space, as for a new
+            # server.
             if units > server.units:
                 if server.established and not self._may_establish(units, server.place):
                     raise RefusedAnnouncement(
@@ -355,7 +367,10 @@ class AnnouncementRegistry:
         self._changed(server, False)
 
     def _hold(self, server: ListedServer, connection: Hashable) -> None:
-        """Record that a connection announces a server; None for no connection."""
+        """
+        Record that a connection announces a server; None for a restored announcement, which has no
+        connection.
+        """
         held = self._held.get(connection, {})
         if connection is None or connection in server.holders or len(held) >= MAX_PER_CONNECTION:
             return
@@ -366,13 +381,14 @@ class AnnouncementRegistry:
 
     def _make_space(self, units: int, place: str, but: ListedServer | None = None) -> None:
         """
-        Remove servers that give way to one of these units.
+        Remove servers that give way, so that ``units`` are free.
 
         Args:
-            but: a server that must stay: it is the one that needs more.
+            place: the address of the server that needs the space.
+            but: a listed server that needs more space, so it must stay.
 
         Raises:
-            RefusedAnnouncement: too few give way; none was removed.
+            RefusedAnnouncement: too few servers give way; none was removed.
         """
         missing = self.units + units - MAX_UNITS
         if missing <= 0:
@@ -407,7 +423,7 @@ class AnnouncementRegistry:
             self._displaced(connection)
 
     def _new_servers(self, place: str, but: ListedServer | None) -> list[ListedServer]:
-        """Return the servers of an address that are not established; the last is the first to give way."""
+        """Return the servers of an address that are not established; the last one gives way first."""
         now_s = self._seconds()
         found = [
             each
@@ -432,7 +448,7 @@ class AnnouncementRegistry:
             self._count_units(server, 1)
 
     def _may_establish(self, units: int, place: str) -> bool:
-        """Return whether established servers of an address may take more units."""
+        """Return whether established servers of an address may take this number of further units."""
         left = MAX_ESTABLISHED_UNITS - self._established_units.total()
         left_of_place = MAX_ESTABLISHED_UNITS // 2 - self._established_units[place]
         return units <= min(left, left_of_place)
@@ -452,7 +468,9 @@ def _add(counts: Counter[str], place: str, more: int) -> None:
 
 
 def _site_of(place: str) -> str:
-    """Return what one member has at least: an address, or a /48 of IPv6."""
+    """
+    Return the site of an address: an IPv4 address, or a /48 of IPv6, which is the least that one member has.
+    """
     try:
         address = ipaddress.ip_address(place.partition("%")[0])
     except ValueError:

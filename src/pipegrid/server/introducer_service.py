@@ -37,17 +37,17 @@ from pipegrid.wire.introducer_protocol import PROTOCOL_KEY, RIIntroducer
 
 # mypy: disable-error-code="misc"
 
-# What a client may cost:
+# Limits on the work that a client may cause:
 #
-# * Each announcement that is not known takes a verification, and may be sent to all subscribers. A
-#   connection may send ``BURST`` of them, and then one every ``REFILL_S``; others are refused unread. A node
-#   sends one or two when it connects, and then none. A change costs as many as it takes units. Repeating a
-#   known announcement is free.
+# * Each unknown announcement must be verified, and may be sent to all subscribers. A connection may send
+#   ``BURST`` of them, and then one every ``REFILL_S``; further ones are refused without being read. A node
+#   sends one or two when it connects, and then none. A changed announcement counts once per unit. Repeating a
+#   known announcement is not counted.
 # * A connection may subscribe ``MAX_SUBSCRIPTIONS`` times.
-# * A subscriber first gets all listed servers in one message, and then what is new, in messages that are at
-#   least ``NEWS_APART_S`` apart, longer where there are many subscribers (``news_apart_s``), and have at most
-#   ``NEWS_BYTES``. The next is sent when the last is acknowledged. What a server announces meanwhile replaces
-#   what it announced before, so that what waits is no more than what is listed.
+# * A subscriber first gets all listed servers in one message, and then news. Messages of news are at least
+#   ``NEWS_APART_S`` apart, longer if there are many subscribers (``news_apart_s``), and have at most about
+#   ``NEWS_BYTES``. A message is sent only after the previous one is acknowledged. If a server announces again
+#   meanwhile, only its last announcement waits, so no more waits than is listed.
 # * A subscriber that acknowledges nothing for ``ACKNOWLEDGED_S`` is disconnected.
 
 BURST = 32
@@ -55,14 +55,16 @@ REFILL_S = 10.0
 MAX_SUBSCRIPTIONS = 2
 NEWS_APART_S = 1.0
 NEWS_SUBSCRIBERS = 50
-"""So many subscribers get news every ``NEWS_APART_S``; more wait longer, in proportion."""
+"""
+Up to this number of subscribers get news every ``NEWS_APART_S``; with more, all wait longer, in proportion.
+"""
 NEWS_BYTES = 64 << 10
 ACKNOWLEDGED_S = 120.0
 SNAPSHOT_S = 1.0
-"""How long the set of all servers is used for further subscribers: a thousand share one."""
+"""How long the set of all announcements is used for further subscribers; a thousand may share one."""
 
 MAX_LOG_LINES = 20
-"""About clients and announcements, in ``LOG_S``; others are only counted."""
+"""The most lines about clients and announcements in ``LOG_S``; further ones are only counted."""
 LOG_S = 60.0
 
 log = Logger()
@@ -70,10 +72,10 @@ log = Logger()
 
 class LimitedLog:
     """
-    Logs which servers are new, and what clients did wrong, with a limit of lines.
+    Logs new servers, and the errors of clients, with a limit of lines.
 
     Args:
-        clock: for the time in which the limit applies.
+        clock: measures the period to which the limit applies.
     """
 
     def __init__(self, clock: IReactorTime) -> None:
@@ -95,11 +97,11 @@ class LimitedLog:
         )
 
     def stop(self) -> None:
-        """Forget how many lines were not written: the introducer stops."""
+        """Forget how many lines were not written, since the introducer stops."""
         self._timer.stop()
 
     def listed(self, server: ListedServer) -> None:
-        """Log that a server is listed now that was not before."""
+        """Log that a new server is listed."""
         self._line(
             "server {server} ({nickname}) is listed for service {service}",
             server=server.server_id,
@@ -128,8 +130,8 @@ class _Client:
     One connection that has announced or subscribed.
 
     Attributes:
-        place: its address.
-        tokens: how many announcements it may send now, at ``filled_s``.
+        place: the client's address.
+        tokens: how many announcements the client may send at ``filled_s``.
     """
 
     broker: Any
@@ -139,7 +141,7 @@ class _Client:
     subscribers: dict[tuple[Any, str], Subscriber] = attrs.field(factory=dict)
 
     def may_announce(self, now_s: float) -> bool:
-        """Return whether it may send another announcement, and count it."""
+        """Return whether the client may send another announcement, and count it if so."""
         passed_s = max(0.0, now_s - self.filled_s)
         self.tokens = min(BURST, self.tokens + passed_s / REFILL_S)
         self.filled_s = now_s
@@ -149,7 +151,10 @@ class _Client:
         return True
 
     def charge(self, tokens: int) -> None:
-        """Count more for the last announcement; the next must wait the longer if there are too few."""
+        """
+        Count more tokens for the last announcement; if too few are left, the next announcement must wait
+        longer.
+        """
         self.tokens -= min(tokens, BURST)
 
 
@@ -159,9 +164,9 @@ class Subscriber:
 
     Args:
         reference: the subscriber's object.
-        everything: returns all servers of the service.
+        everything: returns all announcements of the service.
         clock: for pauses and the timeout.
-        apart_s: returns the least time between two messages.
+        apart_s: returns the shortest time between two messages.
     """
 
     def __init__(
@@ -176,20 +181,20 @@ class Subscriber:
         self._everything: Callable[[], set[Signed]] | None = everything
         self._clock = clock
         self._news: dict[ListingKey, ListedServer] = {}
-        self._waits = False  # for an acknowledgement
+        self._waits = False  # whether a message is unacknowledged
         self._sent_s = float("-inf")
         self._timer = Timer(clock, self._send)
         self._stopped = False
         self._schedule()
 
     def add(self, server: ListedServer) -> None:
-        """Send a new announcement when its turn has come."""
-        if self._everything is None:  # else it is part of that
+        """Send a new announcement with the next message of news."""
+        if self._everything is None:  # else the first message contains it
             self._news[server.index] = server
             self._schedule()
 
     def stop(self) -> None:
-        """Send nothing more: the connection is lost."""
+        """Send nothing more, since the connection is lost."""
         self._stopped = True
         self._news.clear()
         self._timer.stop()
@@ -218,7 +223,7 @@ class Subscriber:
         return found
 
     def _acknowledged(self, result: Any) -> None:
-        # A subscriber that fails to process an announcement may process the next.
+        # Other errors are ignored: a subscriber that fails to process one message may process the next.
         self._waits = False
         if isinstance(result, Failure) and isinstance(result.value, TimeoutError):
             self._reference.tracker.broker.refuse(
@@ -231,22 +236,22 @@ class Subscriber:
 @implementer(RIIntroducer)
 class IntroducerService(Referenceable):
     """
-    The object of an introducer's fURL.
+    The object to which an introducer's fURL leads.
 
     Args:
-        clock: cannot be set.
-        log_limit: logs what is refused.
+        clock: a clock that cannot be set.
+        log_limit: logs new servers and refused announcements.
 
     Attributes:
         registry: the listed servers.
-        outcomes: how many announcements had which outcome.
+        outcomes: the number of announcements with each outcome.
     """
 
     def __init__(self, clock: IReactorTime, log_limit: LimitedLog) -> None:
         self.registry = AnnouncementRegistry(clock.seconds, self._changed, self._displaced)
         self.outcomes: Counter[str] = Counter()
         self.changed: Callable[[], None] = lambda: None
-        """Called when what is listed has changed."""
+        """Called when the listed announcements have changed."""
         self._clock = clock
         self._log = log_limit
         self._clients: dict[Any, _Client] = {}
@@ -261,11 +266,11 @@ class IntroducerService(Referenceable):
         )
 
     def news_apart_s(self) -> float:
-        """Return the time between two messages to a subscriber."""
+        """Return the shortest time between two messages to a subscriber."""
         return NEWS_APART_S * max(1.0, self._subscriptions / NEWS_SUBSCRIBERS)
 
     def stop(self) -> None:
-        """Stop all timers: the connections end."""
+        """Stop all timers, since the connections end."""
         for client in list(self._clients.values()):
             self._lost(client)
 
@@ -279,7 +284,7 @@ class IntroducerService(Referenceable):
         }
 
     def remote_publish_v2(self, announcement: Any, canary: Any) -> None:
-        """List an announcement, and send it to subscribers."""
+        """List an announcement, and send it to subscribers if it is new or changed."""
         client = self._client(canary)
         reason = "rate"
         try:
@@ -304,7 +309,7 @@ class IntroducerService(Referenceable):
     def remote_subscribe_v2(
         self, subscriber: Any, service_name: bytes, subscriber_info: dict[bytes, Any]
     ) -> None:
-        """Send all announcements of a service, and later ones as they arrive."""
+        """Send all listed announcements of a service to a subscriber, and new ones as they arrive."""
         client = self._client(subscriber)
         service = service_name[:256].decode("utf-8", "replace")
         key = subscriber, service
@@ -337,7 +342,10 @@ class IntroducerService(Referenceable):
             self.registry.lost(client.broker)
 
     def _displaced(self, broker: Any) -> None:
-        """End a connection whose server is not listed any more, so that it announces it again later."""
+        """
+        End the connection of a server that gave way to another one, so that the server announces itself again
+        later.
+        """
         reason = "its server gave way to others; it may announce it again"
         self._clock.callLater(0, broker.refuse, reason)
 
@@ -352,12 +360,12 @@ class IntroducerService(Referenceable):
         self.changed()
 
     def _snapshot(self, service: str) -> set[Signed]:
-        """Return all announcements of a service; the same set for subscribers at about the same time."""
+        """Return all announcements of a service; subscribers at about the same time get the same set."""
         now_s = self._clock.seconds()
         made_s, found = self._snapshots.get(service, (float("-inf"), set()))
         if now_s - made_s > SNAPSHOT_S:
             found = {each.signed for each in self.registry.of_service(service)}
-            self._snapshots = {service: (now_s, found)}  # names of services are untrusted
+            self._snapshots = {service: (now_s, found)}  # only one: any client may name services
         return found
 
     def _note(self, client: _Client, announcement: object, reason: str) -> None:

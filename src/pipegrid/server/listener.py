@@ -34,31 +34,31 @@ from pipegrid.storage.uploads.eviction import address_of
 # and half of them may come from one address (an IPv6 address counts as its network of 2^64). When a limit is
 # reached, a new connection is accepted, and another one is closed:
 #
-# * the oldest unauthenticated one of the address that has most of them. So a client with another address
-#   than a flood is not affected, and one with the same address has as much time to show the secret as the
-#   flood takes to fill all slots again;
-# * if unauthenticated ones have no more than an eighth of the slots, the authenticated one that was useless
-#   for longest, if that is at least two seconds. Its client connects again when needed. So clients that
-#   know the secret cannot lock out others, neither by silence nor by single bytes;
-# * if neither exists, the new one.
+# * Usually this is the oldest unauthenticated one of the address that has most of them. So a flood does not
+#   affect clients at other addresses. A client at the flood's address has as much time to show the secret as
+#   the flood takes to fill all slots again.
+# * If the unauthenticated ones have no more than an eighth of the slots, it is the authenticated one that has
+#   been useless longest, if that is at least two seconds. Its client connects again when needed. So clients
+#   that know the secret can lock out others neither by silence nor by single bytes.
+# * If there is no such connection, the new one is closed.
 #
-# A closed connection keeps its descriptor until the reactor's next turn, and in one turn hundreds of
-# connections may arrive. So while many are being closed (``MAX_CLOSING``), the new one is closed.
+# A closed connection keeps its descriptor until the reactor's next turn, and hundreds of connections may
+# arrive in one turn. So while many are being closed (``MAX_CLOSING``), new ones are rejected.
 #
 # Many clients may share one address (NAT, Tor, a proxy): each PipeGrid client has one to three connections to
-# a server, so half of the thousand are enough for more than 150 active ones. An operator whose clients all
+# a server, so half of the thousand are enough for more than 150 active clients. An operator whose clients all
 # come from one address sets ``--max-per-address``.
 
 MAX_CONNECTIONS = 1000
 MAX_CLOSING = 128
-"""Limit of closed connections whose descriptors are not free yet."""
+"""The most closed connections whose descriptors are not free yet."""
 QUIET_S = 2.0
-# one slot in this many is for unauthenticated clients, however many authenticated ones there are
+# One slot in this number is reserved for unauthenticated clients, however many authenticated ones there are.
 _RESERVE = 8
 
 
 class LimitedConnection(Protocol):
-    """What ``ConnectionLimits`` uses of a connection."""
+    """A connection as ``ConnectionLimits`` uses it."""
 
     def quiet_s(self) -> float:
         """Return for how many seconds nothing useful was received or sent."""
@@ -72,10 +72,10 @@ class ConnectionLimits(Generic[G]):
     Decides which connections are accepted and closed.
 
     Args:
-        max_connections: in all.
-        max_per_address: from one address; None for half of all.
-        max_closing: beyond ``max_connections``, those that were closed and for which ``leave`` was not
-            called yet.
+        max_connections: the most connections in all.
+        max_per_address: the most connections from one address; None for half of all.
+        max_closing: the most closed connections, in addition to ``max_connections``, for which ``leave`` was
+            not called yet.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ConnectionLimits(Generic[G]):
         self._places: dict[G, str] = {}
         self._strangers: dict[str, dict[G, None]] = {}  # by address, oldest first
         self._known: dict[str, dict[G, None]] = {}
-        self.unauthenticated = 0  # how many have not shown the secret
+        self.unauthenticated = 0  # how many connections have not shown the secret
 
     def __len__(self) -> int:
         return len(self._places)
@@ -104,11 +104,11 @@ class ConnectionLimits(Generic[G]):
 
     def enter(self, guest: G, host: str) -> G | None:
         """
-        Accept a connection, as unauthenticated, or reject it.
+        Accept a connection as unauthenticated, or reject it.
 
         Returns:
-            None: it is accepted. Otherwise a connection that was removed and must be closed, perhaps the
-                new one.
+            None if there was space. Otherwise the connection that must be closed: either an older one that
+                was removed, or the new one.
         """
         place = address_of(host)
         victim: G | None = None
@@ -127,7 +127,7 @@ class ConnectionLimits(Generic[G]):
         return victim
 
     def mark_known(self, guest: G) -> None:
-        """Record that it has shown the secret."""
+        """Record that a connection has shown the secret."""
         place = self._places.get(guest)
         if place is not None and guest in self._strangers.get(place, ()):
             _take(self._strangers, place, guest)
@@ -155,7 +155,12 @@ class ConnectionLimits(Generic[G]):
         return len(self._strangers.get(place, ())) + len(self._known.get(place, ()))
 
     def _least(self, places: Iterable[str] | None, limit: int) -> G | None:
-        """Return the best connection to close, of some addresses or of all; None if there is none."""
+        """
+        Return the connection to close among those of some addresses, or of all; None if there is none.
+
+        Args:
+            limit: the limit that was reached.
+        """
         strangers = (
             self._strangers
             if places is None
@@ -188,14 +193,16 @@ def _take(groups: dict[str, dict[G, None]], place: str, guest: G) -> None:
         del groups[place]
 
 
+# The protocol of a connection follows from its first bytes:
+#
 #     GET /id/            Foolscap, which begins in plaintext and switches to TLS later
 #     anything else       TLS, with GBS inside
 #
-# A client that sends fewer than 8 bytes within 30 seconds is rejected. Input of unauthenticated clients
-# costs the server more than them: a millisecond for a TLS handshake, as much for a kilobyte of small
-# requests. So they take turns: one piece in each turn of the reactor, in which authenticated clients are
-# served as well; the address with the fewest waiting is next. So a client from another address than a flood
-# waits for one piece of it.
+# A client that sends fewer than 8 bytes within 30 seconds is rejected. Input of unauthenticated clients costs
+# the server more time than the clients: a millisecond for a TLS handshake, and as much for a kilobyte of
+# small requests. So these clients take turns: in each turn of the reactor, the server processes one piece of
+# such input, and serves authenticated clients as well. The address with the fewest waiting clients is next.
+# So a client at another address than a flood waits for only one piece of the flood's input.
 
 log = Logger()
 
@@ -204,8 +211,8 @@ DETECTION_S = 30.0
 TICK_S = 5.0
 MANY_ENDED = 256
 """
-Number of connections. Each leaves 20 KB with reference cycles, including its TLS, until the garbage
-collector runs.
+Number of ended connections after which their memory is given back. Each leaves 20 KB in reference cycles,
+including its TLS, until the garbage collector runs.
 """
 
 
@@ -222,14 +229,14 @@ class TlsSite(Protocol):
 
     Attributes:
         refused: how many connections were rejected.
-        turns: gets a call of ``asked`` for input.
+        turns: the turns whose ``asked`` is called for input.
     """
 
     refused: int
     turns: FairTurns[Any]
 
     def buildProtocol(self, addr: IAddress | None) -> GbsConnection | None:
-        """Return a protocol for a connection, or None if it is rejected."""
+        """Return a protocol for a connection, or None if the connection is rejected."""
 
     def note_hostile(self, peer: str, reason: str) -> None:
         """Log why a client was rejected."""
@@ -237,10 +244,10 @@ class TlsSite(Protocol):
 
 class PortListener(Factory):
     """
-    Makes a protocol for each connection that examines its first bytes.
+    Makes a ``ProtocolDetector`` for each connection, which examines the connection's first bytes.
 
     Args:
-        server: speaks GBS, inside TLS, or accepts no such connection.
+        server: makes the protocols inside TLS, or rejects them.
         contexts: for TLS.
         clock: for time limits.
         foolscap: speaks Foolscap; None: not supported.
@@ -269,10 +276,10 @@ class PortListener(Factory):
         self._timer = Timer(clock, self._tick)
         self._queue: FairQueue[ProtocolDetector] = FairQueue()
         self._turn = Timer(clock, self._next_turn)
-        self._ended = 0  # how many connections ended since their memory was given back
+        self._ended = 0  # connections ended since memory was given back
 
     def buildProtocol(self, addr: IAddress | None) -> ProtocolDetector | None:
-        """Return a detector for a connection, or None if it is rejected."""
+        """Return a detector for a connection, or None if the connection is rejected."""
         front = ProtocolDetector(self, addr)
         victim = self._crowd.enter(front, str(getattr(addr, "host", "")))
         if victim is None:
@@ -286,7 +293,10 @@ class PortListener(Factory):
         return front
 
     def choose(self, first_bytes: bytes, front: ProtocolDetector) -> TwistedProtocol | None:
-        """Return the protocol for a connection that begins with these bytes; None if it is rejected."""
+        """
+        Return the protocol for a connection that begins with the given bytes; None if the connection is
+        rejected.
+        """
         if first_bytes.startswith(FOOLSCAP_BEGINS):
             if self._foolscap is None:
                 return None
@@ -320,8 +330,8 @@ class PortListener(Factory):
             try:
                 connection.hear()
             except Exception:
-                # Abort the connection, as the reactor does for its own protocols. Otherwise the client would
-                # wait for ever.
+                # Abort the connection, as the reactor does after an error in a protocol that it calls.
+                # Otherwise the client would wait for ever.
                 log.failure("a connection failed within the server")
                 connection.abort()
 
@@ -330,7 +340,7 @@ class PortListener(Factory):
         self._crowd.mark_known(connection)
 
     def opened(self, connection: ProtocolDetector) -> None:
-        """Add a connection, and call its ``tick`` from now on."""
+        """Add a connection, and call its ``tick`` regularly from now on."""
         self.connections.add(connection)
         self._timer.set(TICK_S)
 
@@ -339,7 +349,7 @@ class PortListener(Factory):
         self._server.note_hostile(str(getattr(addr, "host", addr)), reason)
 
     def closed(self, connection: ProtocolDetector) -> None:
-        """Remove a connection; ``stop`` fires after the last one."""
+        """Remove a closed connection; after the last one, the Deferred of ``stop`` fires."""
         self.connections.discard(connection)
         self._crowd.leave(connection)
         self._queue.leave(connection)
@@ -360,10 +370,10 @@ class PortListener(Factory):
 
     def _give_back(self) -> None:
         """
-        Give the memory of ended connections back to the system, after many of them.
+        Give the memory of ended connections back to the system, if many have ended.
 
-        Python looks for cycles among all objects only after millions of new ones, and does not count
-        OpenSSL's memory: a hundred thousand handshakes would take a gigabyte by then.
+        Python looks for reference cycles among all objects only after millions of new ones, and does not
+        count OpenSSL's memory. A hundred thousand handshakes would take a gigabyte before that.
         """
         self._ended += 1
         if self._ended >= MANY_ENDED:
@@ -380,12 +390,12 @@ class PortListener(Factory):
 
 class ProtocolDetector(TwistedProtocol):
     """
-    Examines the first bytes of one connection, then passes everything on.
+    Examines the first bytes of one connection, then passes everything to the right protocol.
 
     Attributes:
-        addr: of the client.
-        place: what its address counts as.
-        gbs: its HTTP connection, if it uses HTTP.
+        addr: the client's address, as Twisted has it.
+        place: the address as ``FairQueue`` counts it.
+        gbs: the connection's HTTP protocol, if it uses HTTP.
     """
 
     transport: Any
@@ -395,14 +405,14 @@ class ProtocolDetector(TwistedProtocol):
         self.place = address_of(str(getattr(addr, "host", "")))
         self.gbs: GbsConnection | None = None
         self._front = factory
-        self._heard = False  # since the last tick
+        self._heard = False  # whether input arrived since the last tick
         self._heard_s = factory.clock.seconds()
         self._seen = b""
         self._inner: TwistedProtocol | None = None
         self._timer: IDelayedCall | None = None
         self._turned_away = False
-        self._waits = False  # for its turn
-        self._direct: TwistedProtocol | None = None  # gets all input at once
+        self._waits = False  # whether the connection waits for its turn
+        self._direct: TwistedProtocol | None = None  # gets all input at once, without turns
 
     def connectionMade(self) -> None:
         """Start to wait for the first bytes."""
@@ -410,7 +420,7 @@ class ProtocolDetector(TwistedProtocol):
         self._timer = self._front.clock.callLater(DETECTION_S, self._waited_too_long)
 
     def dataReceived(self, data: bytes) -> None:
-        """Pass on input, once the protocol is known."""
+        """Pass input to the protocol, as soon as the protocol is known."""
         if self._direct is not None:
             self._heard = True
             self._direct.dataReceived(data)
@@ -425,7 +435,7 @@ class ProtocolDetector(TwistedProtocol):
         self._front.hear_in_turn(self)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """Pass on the loss to the inner protocol."""
+        """Report the lost connection to the inner protocol."""
         self._stop_waiting()
         self._front.closed(self)
         inner, self._inner = self._inner, None
@@ -440,31 +450,31 @@ class ProtocolDetector(TwistedProtocol):
             self._direct = self._inner
 
     def tick(self, now_s: float) -> None:
-        """Record whether input has arrived."""
+        """Note the time if input has arrived since the last call."""
         if self._heard:
             self._heard = False
             self._heard_s = now_s
 
     def quiet_s(self) -> float:
-        """Return how long it was useless; HTTP knows that exactly."""
+        """Return how long the connection has been useless; for HTTP, its protocol knows that exactly."""
         if self.gbs is not None:
             return self.gbs.quiet_s()
         return 0.0 if self._heard else self._front.clock.seconds() - self._heard_s
 
     def abort(self) -> None:
-        """Close the connection, without sending the rest."""
+        """Close the connection without sending the remaining output."""
         self.transport.abortConnection()
 
     def pause(self) -> None:
-        """Read nothing until its turn."""
+        """Read nothing until the connection's turn."""
         self.transport.pauseProducing()
 
     def resume(self) -> None:
-        """Read again in its turn, after ``pause``."""
+        """Read again after ``pause``."""
         self.transport.resumeProducing()
 
     def hear(self) -> None:
-        """Pass on the waiting input."""
+        """Pass the waiting input to the inner protocol, which is chosen first if necessary."""
         self._waits = False
         if self._inner is None:
             self._begin()
@@ -478,7 +488,8 @@ class ProtocolDetector(TwistedProtocol):
             self._turn_away()
             return
         with suppress(AttributeError, OSError):
-            # Answers are short and many; they must not wait for earlier acknowledgements (Nagle's algorithm).
+            # There are many short answers, which must not wait for earlier acknowledgements (Nagle's
+            # algorithm).
             self.transport.setTcpNoDelay(True)
         self._inner = inner
         inner.makeConnection(self.transport)

@@ -22,14 +22,16 @@ from pipegrid.server.gbs.storage_operations import GbsService
 from pipegrid.server.listener import ConnectionLimits
 from pipegrid.storage.share_store import ShareStore
 
-# Clients of this port are unauthenticated: on 127.0.0.1, every user of the machine. A general web server
-# stored unsolicited bodies in temporary files, 100 MB a second, until the disk was full, and accepted as
-# many connections as there were descriptors, which the storage server then lacked. So here
+# Clients of this port are unauthenticated: on 127.0.0.1, every user of the machine can connect. A general web
+# server stored unsolicited bodies in temporary files, 100 MB a second, until the disk was full. It also
+# accepted connections until it had used all the descriptors, which the storage server then lacked. So in this
+# module
 #
-# * only the head of a request is read, 8 KiB at most;
+# * only the head of a request is read, at most 8 KiB;
 # * each connection has ten seconds, and ends with its answer;
-# * there are at most sixteen, by ``ConnectionLimits``: a new one replaces the oldest, but no more than
-#   sixteen of them in one turn of the reactor, in which their descriptors are not free yet;
+# * there are at most sixteen connections, by ``ConnectionLimits``: a new one replaces the oldest, but at most
+#   sixteen are replaced in one turn of the reactor, since their descriptors are not free before the next
+#   turn;
 # * each page is made at most once a second.
 
 PLACE = b"/metrics"
@@ -39,16 +41,16 @@ MAX_CONNECTIONS = 16
 MAX_HEAD_BYTES = 8192
 TIMEOUT_S = 10.0
 KEPT_S = 1.0
-"""How long a page is used for further requests."""
+"""How long a page is used to answer further requests."""
 
 
 class StatusPage(NamedTuple):
     """
-    A page, and what makes it.
+    A page of the status port.
 
     Attributes:
-        content_type: of the page.
-        render: makes it.
+        content_type: the type of the content.
+        render: returns the content.
     """
 
     content_type: bytes
@@ -57,15 +59,15 @@ class StatusPage(NamedTuple):
 
 class MetricsFactory(Factory):
     """
-    Makes connections for clients, a limited number.
+    Makes connections for a limited number of clients.
 
     Args:
         clock: for timeouts.
-        render: makes the page of metrics.
-        others: further pages by their paths; with a query, for that query alone.
+        render: returns the page of metrics.
+        others: further pages by their paths; a path with a query is only for that query.
 
     Attributes:
-        connections: those that are open, the oldest first.
+        connections: the open connections, the oldest first.
     """
 
     noisy = False
@@ -78,7 +80,7 @@ class MetricsFactory(Factory):
     ) -> None:
         self.clock = clock
         self.connections: dict[MetricsConnection, None] = {}
-        # Clients are usually on this machine, or come through one proxy, so one address may have all
+        # Most clients are on this machine, or come through one proxy, so one address may have all
         # connections.
         self._crowd: ConnectionLimits[MetricsConnection] = ConnectionLimits(
             MAX_CONNECTIONS, MAX_CONNECTIONS, max_closing=MAX_CONNECTIONS
@@ -87,7 +89,7 @@ class MetricsFactory(Factory):
         self._made: dict[StatusPage, tuple[float, bytes]] = {}
 
     def buildProtocol(self, addr: IAddress | None) -> MetricsConnection | None:
-        """Return a connection for one request, or None: too many have just been closed."""
+        """Return a connection for one request; None if too many connections have just been closed."""
         connection = MetricsConnection(self)
         victim = self._crowd.enter(connection, str(getattr(addr, "host", "")))
         if victim is connection:
@@ -102,11 +104,11 @@ class MetricsFactory(Factory):
             each.abort()
 
     def find(self, url: bytes) -> StatusPage | None:
-        """Return the page at a path, whatever its query; None if there is none."""
+        """Return the page at a path, with or without the URL's query; None if there is none."""
         return self._pages.get(url) or self._pages.get(url.partition(b"?")[0])
 
     def content(self, page: StatusPage) -> bytes:
-        """Return the content of a page, which may be a second old."""
+        """Return the content of a page, which may be up to ``KEPT_S`` old."""
         now_s = self.clock.seconds()
         made_s, content = self._made.get(page, (now_s - KEPT_S, b""))
         if not 0 <= now_s - made_s < KEPT_S:
@@ -115,13 +117,13 @@ class MetricsFactory(Factory):
         return content
 
     def disconnected(self, connection: MetricsConnection) -> None:
-        """Remove a closed connection, whose descriptor is free."""
+        """Remove a closed connection, whose descriptor is free now."""
         self.connections.pop(connection, None)
         self._crowd.leave(connection)
 
 
 class MetricsConnection(Protocol):
-    """One request, and its answer."""
+    """A connection for one request and its answer."""
 
     transport: Any
 
@@ -136,7 +138,7 @@ class MetricsConnection(Protocol):
         self._factory.connections[self] = None
 
     def dataReceived(self, data: bytes) -> None:
-        """Accept part of the head; what follows it is ignored."""
+        """Accept part of a request's head; later bytes are ignored."""
         if self._answered:
             return
         self._head += data[: MAX_HEAD_BYTES + 1 - len(self._head)]
@@ -151,7 +153,7 @@ class MetricsConnection(Protocol):
         self._factory.disconnected(self)
 
     def quiet_s(self) -> float:
-        """Return 0: no client has a secret, so all are compared by age."""
+        """Return 0: no client shows a secret, so connections are closed only by age."""
         return 0.0
 
     def abort(self) -> None:
@@ -186,8 +188,8 @@ def _answer(
     return head + b"\r\n" + (page if with_page else b"")
 
 
-# The counters are plain numbers of the objects that do the work; they are read only when asked for, in the
-# reactor's thread, which alone changes them.
+# The counters are plain numbers of the objects that do the work. They are changed and read only in the
+# reactor's thread, and read only for a request.
 
 
 class StorageCollector(Collector):
@@ -220,13 +222,13 @@ class StorageCollector(Collector):
             used = usage.granted_bytes() - usage.used_bytes
             yield gauge("allocated_bytes", "Of the quota, allocated to unfinished uploads.", used)
         yield from self._clients()
-        with suppress(ServerRefused):  # with a failing disk, all other metrics are yielded
+        with suppress(ServerRefused):  # with a failing disk, the other metrics remain
             room = self._store.available_bytes()
             if room is not None:
                 yield gauge("available_bytes", "Space for shares.", room)
 
     def _clients(self) -> Iterator[Metric]:
-        """Yield the quotas of named clients; what is not counted yet is left out."""
+        """Yield the quotas and usage of named clients; the usage is left out if it is not counted yet."""
         quota = GaugeMetricFamily(
             "pipegrid_client_quota_bytes", "A client's quota.", labels=["client"]
         )
@@ -248,22 +250,22 @@ class StorageCollector(Collector):
 def metrics_page(
     clock: IReactorTime, server: GbsSite, service: GbsService, store: ShareStore
 ) -> MetricsFactory:
-    """Return the factory of the port; the page is ``/metrics``."""
+    """Return the factory of the metrics port; its page is ``/metrics``."""
     return MetricsFactory(clock, rendering(StorageCollector(server, service, store)))
 
 
 def rendering(collector: Collector) -> Callable[[], bytes]:
-    """Return what makes the page of metrics that a collector yields."""
+    """Return a function that returns the page with a collector's metrics."""
     registry = CollectorRegistry()
     registry.register(collector)
     return partial(generate_latest, registry)
 
 
 def counter(name: str, text: str, value: float) -> Metric:
-    """Return a number that only grows, with its name without the prefix."""
+    """Return a metric that only grows; ``name`` lacks the prefix."""
     return CounterMetricFamily(f"pipegrid_{name}", text, value=value)
 
 
 def gauge(name: str, text: str, value: float) -> Metric:
-    """Return a number that grows and falls, with its name without the prefix."""
+    """Return a metric that grows and falls; ``name`` lacks the prefix."""
     return GaugeMetricFamily(f"pipegrid_{name}", text, value=value)

@@ -1,9 +1,9 @@
 """
 The onion service of a storage server: Tor forwards its connections to the server's port on this machine.
 
-Tor keeps the service as long as the connection to its control port lasts, so the service is added again
-after Tor was restarted. Its key, and so its name, stays in ``private/tor_onion.privkey``, in the format of
-Tahoe-LAFS.
+Tor keeps the service as long as the connection to Tor's control port lasts, so the service is added again
+after Tor was restarted. The service's key, and thus its name, stays in ``private/tor_onion.privkey``, in the
+format of Tahoe-LAFS.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pipegrid.wire.introducer_protocol import Reconnecting
 
 KEY_NAME = "private/tor_onion.privkey"
 EXTERNAL_PORT = 3457
-"""The port of the onion service, as in Tahoe-LAFS."""
+"""The port of the onion service for clients, as in Tahoe-LAFS."""
 
 _KEY = re.compile(r"ED25519-V3:[A-Za-z0-9+/]{86}==\Z")
 _SERVICE = re.compile(r"[a-z2-7]{56}\Z")
@@ -48,10 +48,10 @@ class OnionSettings:
     The settings of an onion service.
 
     Attributes:
-        key: the file with its key; created if it does not exist.
-        control: Tor's control ports, which are tried in this order.
-        external_port: its port for clients.
-        find_control: starts Tor, and finds its control port, instead of ``control``.
+        key: the file with the service's key; created if it does not exist.
+        control: the possible addresses of Tor's control port, tried in this order.
+        external_port: the service's port for clients.
+        find_control: a function that starts Tor and finds its control port, used instead of ``control``.
     """
 
     key: Path
@@ -65,10 +65,10 @@ class OnionService:
     The onion service for a port of this machine.
 
     Args:
-        local_port: of 127.0.0.1, where its connections go.
+        local_port: the port of 127.0.0.1 to which Tor forwards the service's connections.
 
     Attributes:
-        hint: its address for clients, as a hint of Foolscap; empty until it was started.
+        hint: the service's address for clients, as a hint of Foolscap; empty until the service is started.
     """
 
     def __init__(self, reactor: Any, settings: OnionSettings, local_port: int) -> None:
@@ -87,7 +87,8 @@ class OnionService:
         Add the service to Tor, and keep it there until it is stopped.
 
         Raises:
-            UsageError: Tor is not reached, or does not add it; or its key cannot be read or written.
+            UsageError: Tor is not reached, or does not add the service; or the service's key cannot be read
+                or written.
         """
         try:
             self._protocol = await self._add()
@@ -96,7 +97,7 @@ class OnionService:
         self._keeping.start()
 
     async def stop(self) -> None:
-        """Remove the service: Tor does so when the connection ends."""
+        """Remove the service by closing the connection to Tor."""
         self._stopped = True
         protocol, self._protocol = self._protocol, None
         self._keeping.stop()
@@ -120,7 +121,7 @@ class OnionService:
             )
 
     async def _add(self) -> Any:
-        """Return the connection to Tor that keeps the service."""
+        """Add the service to Tor; returns the connection to Tor, which keeps the service."""
         control = self._settings.control
         if self._settings.find_control is not None:
             control = await self._settings.find_control(self._reactor)
@@ -160,10 +161,10 @@ class OnionService:
 
 def load_onion_key(path: Path) -> str | None:
     """
-    Return the key of an onion service, as Tor writes it; None if there is none yet.
+    Return the key of an onion service in Tor's format; None if there is no key yet.
 
     Raises:
-        UsageError: the file cannot be read, or holds something else.
+        UsageError: the file cannot be read, or has no such key.
     """
     try:
         text = read_file(path, _MAX_KEY_BYTES).decode("ascii", "replace").strip()
@@ -184,7 +185,7 @@ def _keep_onion_key(path: Path, key: str) -> None:
     Write a new key.
 
     Raises:
-        UsageError: it cannot be written, or another process has written another.
+        UsageError: the key cannot be written, or another process has written another key.
     """
     try:
         create_file(path, (key + "\n").encode("ascii"))
@@ -198,10 +199,13 @@ def _keep_onion_key(path: Path, key: str) -> None:
 
 def check_onion_port(port: str, reachable: Callable[[str], bool]) -> None:
     """
-    Check that the port of an onion service is reachable from this machine only.
+    Check that the port of an onion service is reachable only from this machine.
+
+    Args:
+        reachable: returns whether an endpoint is reachable only from this machine.
 
     Raises:
-        UsageError: it is not.
+        UsageError: the port is reachable from other machines.
     """
     for text in port.split(","):
         if not reachable(text.strip()):

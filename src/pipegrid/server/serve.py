@@ -1,4 +1,4 @@
-"""The process of a storage server: settings, start, stop, timers, and its locks."""
+"""The process of a storage server: its settings, start, stop, timers and locks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ from pipegrid.storage.space_quota import read_note, remove_note
 from pipegrid.wire.announcements import Signed
 from pipegrid.wire.server_address import Furl
 
-# Where a server listens, and its addresses for clients: as text in settings, and as hints of fURLs.
+# The endpoints on which a server listens, and its addresses for clients: as text in settings, and as hints of
+# fURLs.
 
 _LOCATION = re.compile(
     r"(?:(?P<how>tcp|tor|i2p):)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})\Z"
@@ -63,7 +64,7 @@ _LOCATION = re.compile(
 
 
 def endpoint_text(text: str, interface: str = "") -> str:
-    """Return an endpoint's description; a bare number is a TCP port."""
+    """Return the description of an endpoint; a number alone is a TCP port."""
     if not (text.isascii() and text.isdigit()):
         return text
     return f"tcp:{text}:interface={interface}" if interface else f"tcp:{text}"
@@ -74,7 +75,7 @@ async def listen(reactor: Any, text: str, factory: Any) -> Any:
     Listen on an endpoint; returns the port.
 
     Raises:
-        UsageError: the text is no endpoint, or the port cannot be used.
+        UsageError: the text is not an endpoint, or the port cannot be used.
     """
     try:
         return await serverFromString(reactor, text).listen(factory)
@@ -92,16 +93,16 @@ def where(location: str | None, host: Any) -> tuple[str, ...]:
     Return the server's addresses for clients, as Foolscap's hints; at least one is ``tcp:`` or ``tor:``.
 
     Args:
-        location: as in ``ServeSettings``.
+        location: see ``ServeSettings``.
         host: the address of the first port.
 
     Raises:
-        UsageError: the location is malformed.
+        UsageError: the location is malformed, or missing though the server listens on no TCP port.
     """
     if location is None:
         name = str(getattr(host, "host", ""))
         port = int(getattr(host, "port", 0))
-        if not port:  # a socket in the file system, for a proxy that clients reach
+        if not port:  # a socket file, for a proxy that clients reach
             raise UsageError(
                 "no client can find a server that listens on no TCP port; give HOST:PORT with --location"
             )
@@ -124,10 +125,10 @@ def where(location: str | None, host: Any) -> tuple[str, ...]:
 
 def check_hidden(settings: ServeSettings) -> None:
     """
-    Check that the addresses for clients do not reveal the server's own, if that must be hidden.
+    If the server's own address must be hidden, check that the addresses for clients do not reveal it.
 
     Raises:
-        UsageError: they do, or would be found out from the port.
+        UsageError: they reveal it, or no location is given, so the server's own address would be used.
     """
     if not settings.connections.hides_address:
         return
@@ -154,7 +155,7 @@ def _is_on_this_machine(port: str) -> bool:
     if port.startswith("unix:"):
         return True
     parts = [part for part in re.split(r"(?<!\\):", port)[1:] if part.startswith("interface=")]
-    # Tor connects to 127.0.0.1.
+    # Only 127.0.0.1 counts, since Tor connects to this address.
     return bool(parts) and all(
         part in ("interface=127.0.0.1", "interface=localhost") for part in parts
     )
@@ -164,7 +165,7 @@ def _hint(host: str, port: int, how: str = "tcp") -> str:
     return f"{how}:[{host}]:{port}" if ":" in host else f"{how}:{host}:{port}"
 
 
-# Periodic removal of shares whose leases have expired, if the clock is reliable.
+# Periodic removal of shares with expired leases, if the clock is reliable.
 
 log = Logger()
 
@@ -177,20 +178,21 @@ def collect_expired(
     clock: Callable[[], float] = wall_time,
 ) -> int:
     """
-    Remove shares whose leases have expired; returns how many. It may take long; call it in a worker thread.
+    Remove shares whose leases have expired; returns how many. This may take long, so call it in a worker
+    thread.
 
     Args:
-        storage: the directory, for the record of checks.
-        expiry: what is removed. If it is by a date of renewal, the clock is not needed.
+        storage: the storage directory, where each check is recorded.
+        expiry: which shares are removed. If it has a date of renewal, the clock need not be reliable.
         date: the start date of leases; gets the record of each check.
-        clock: seconds since 1970.
+        clock: returns the seconds since 1970.
     """
-    now = clock()  # once, so that the check and the removal use the same time
+    now = clock()  # the same time for the check and the removal
     if expiry.renewed_since is None:
         try:
             looks = look(storage, now)
         except FileNotFoundError:
-            return 0  # the storage directory does not exist, and so no share
+            return 0  # without a storage directory there are no shares
         except OSError as error:
             log.warn(
                 "expired leases are kept: {storage} cannot record when they were checked "
@@ -210,18 +212,18 @@ def collect_expired(
     return store.collect_garbage(expiry, now)
 
 
-# The lock of a storage directory, which one server holds.
+# The lock of a storage directory, which at most one server holds.
 
 _NOT_TO_BE_WRITTEN = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
 def lock_storage(storage: Path, read_only: bool = False) -> int | None:
     """
-    Lock the storage directory for this process; returns the descriptor to close to release it.
+    Lock the storage directory for this process; closing the returned descriptor releases the lock.
 
-    The lock is needed for what only one server may do: promise space, adopt unfinished uploads, remove.
-    Shares, leases and slots have their own locks, for any number of processes. So a server that accepts no
-    shares, and may not write to the directory, does not need the lock, and does none of that.
+    Only the server that has the lock may promise space, adopt unfinished uploads, and remove shares. Shares,
+    leases and slots have their own locks, for any number of processes. So a server that accepts no shares,
+    and may not write to the directory, runs without the lock, and does none of these three things.
 
     Args:
         read_only: if the lock's file cannot be written, return None.
@@ -231,8 +233,8 @@ def lock_storage(storage: Path, read_only: bool = False) -> int | None:
     """
     path = storage / "serve.lock"
     try:
-        # The format of mutable shares contains the secret that changes them, so other users must not read
-        # them.
+        # A file with a mutable share contains the secret that allows changes, so other users must not read
+        # it.
         make_directory(storage, 0o700)
         fd = disk.open_locked(str(path), os.O_RDWR | os.O_CREAT, mode=0o600)
     except disk.CannotLock as error:
@@ -253,15 +255,16 @@ def lock_storage(storage: Path, read_only: bool = False) -> int | None:
 
 def lock_node(directory: Path) -> int | None:
     """
-    Lock a node's directory, whose key one server has; returns the descriptor to close to release it.
+    Lock a node's directory, whose key at most one server may use; closing the returned descriptor releases
+    the lock.
 
-    None where nothing can be locked: unlike the lock of the storage directory, no share depends on this one.
+    Return None if the file system has no locks: unlike the storage lock, this one protects no shares.
 
     Raises:
         UsageError: another server has the lock, or the key cannot be opened.
     """
     path = directory / "private" / "node.pem"
-    # The key may be a link to where secrets are, and need not be writable.
+    # The key may be a link to a directory of secrets, and need not be writable.
     real = os.path.realpath(path)
     try:
         try:
@@ -289,11 +292,11 @@ def lock_node(directory: Path) -> int | None:
 
 def check_storage(directory: Path, storage: Path) -> None:
     """
-    Check that the storage directory of a server that has run before is not an empty or missing one, such as
-    the mount point of a disk that is not mounted.
+    Check that the storage directory is not empty or missing if the server has run before; it may be the mount
+    point of a disk that is not mounted.
 
     Raises:
-        UsageError: it is, or it cannot be read.
+        UsageError: the directory is empty or missing, or cannot be read.
     """
     if identity.load_furl(directory) is None:
         return
@@ -313,16 +316,16 @@ def check_storage(directory: Path, storage: Path) -> None:
     )
 
 
-# ``StorageNode`` is started and stopped; ``serve`` runs one until it is cancelled, and ``run`` is a whole
-# process. Stopping answers the requests that have begun, for 10 s at most, commits shares that wait to
-# become durable, and releases files and locks. Unfinished uploads stay for the next process.
+# ``StorageNode`` is started and stopped; ``serve`` runs a node until it is cancelled, and ``run`` is a whole
+# process. When a node stops, it answers the requests that have begun, for at most 10 s, commits shares that
+# wait to become durable, and releases files and locks. Unfinished uploads stay for the next process.
 
 DEFAULT_PORT = "tcp:8098"
 DURABILITIES: tuple[Policy, ...] = ("none", "batch", "strict")
 HOUSEKEEPING_S = 5 * 60.0
 COLLECTION_S = 12 * 3600.0
 COUNT_WAIT_S = 10.0
-"""How long a start waits until the shares are counted, if they have to be."""
+"""How long the start waits for counting the shares, if they must be counted."""
 _SPARE_FILES = 64
 _NO_INTRODUCER = "servers that join later are not introduced to members by this server"
 
@@ -333,29 +336,31 @@ class ServeSettings:
     Settings of a server.
 
     Attributes:
-        directory: the node's: its identity is in ``private``.
+        directory: the node's directory; its identity is in ``private``.
         port: a TCP port, or a Twisted endpoint; several are separated by commas.
         location: ``host:port`` for clients, several separated by commas, also as hints of Foolscap
             (``tcp:host:port``); None: the port's own interface, or the host's name.
-        storage: the storage directory; None: ``storage`` in the node's.
+        storage: the storage directory; None: ``storage`` in the node's directory.
         reserved_bytes: space on the disk to leave free.
-        quota_bytes: for all shares and unfinished uploads; 0: no quota.
+        quota_bytes: the most bytes of all shares and unfinished uploads; 0: no quota.
         keep_unfinished_s: how long after its last write an unfinished upload is kept, unless it is evicted.
         read_only: accept no shares.
         durability: the durability policy.
         metrics: a port (on 127.0.0.1) or endpoint for Prometheus, or None.
         expiry: when to remove shares whose leases have all expired; None: never.
-        introducers: where to announce the server: names, for the log, and fURLs.
-        nickname: its name for people, when announced.
-        introduces: be an introducer for those who are invited from the directory, too, if the server is not
-            announced to others.
-        announce_nurls: announce its HTTPS addresses; else only Foolscap.
-        certificate_files: of grid managers, in addition to ``certificates/*.cert`` in the directory.
-        max_connections: at a time; the limit of open files may allow less.
-        max_per_address: of these, from one address; None for half of them.
-        connections: how connections to introducers may be made; and whether the server's own address must
-            not be revealed.
-        onion: its onion service, which is its only address for clients then; None: it has none.
+        introducers: the introducers to which the server is announced: names, for the log, and fURLs.
+        nickname: the announced name of the server, for people.
+        introduces: run an introducer for members invited from the directory, unless the server is announced
+            to other introducers.
+        announce_nurls: announce the server's HTTPS addresses; if False, only Foolscap.
+        certificate_files: certificates of grid managers, in addition to ``certificates/*.cert`` in the
+            directory.
+        max_connections: the most connections at a time; the limit of open files may allow less.
+        max_per_address: the most connections from one address; None for half of ``max_connections``.
+        connections: how connections to introducers may be made; and whether the server's own address must not
+            be revealed.
+        onion: the server's onion service, its only address for clients unless ``location`` is set; None: no
+            onion service.
     """
 
     directory: Path
@@ -385,13 +390,13 @@ class StorageNode:
     A running storage server, made by ``start``.
 
     Attributes:
-        nurl: its first address for clients.
-        nurls: all of them.
-        furl: its address for clients that use Foolscap.
-        server_id: its id for introducers; empty if it is not announced.
-        permutation_seed: its announced position on every file's ring.
-        listening_port: where it listens; 0 if that is a socket file.
-        metrics_port: of the page for Prometheus, or None.
+        nurl: the server's first address for clients that use HTTPS.
+        nurls: all its addresses for clients that use HTTPS.
+        furl: the server's address for clients that use Foolscap.
+        server_id: the server's id for introducers; empty if it is not announced.
+        permutation_seed: the server's announced position on every file's ring.
+        listening_port: the first port on which it listens; 0 for a socket file.
+        metrics_port: the port of the page for Prometheus, or None.
     """
 
     def __init__(self, reactor: Any, settings: ServeSettings) -> None:
@@ -448,7 +453,11 @@ class StorageNode:
         return Deferred.fromCoroutine(self._start())
 
     def stop(self) -> Deferred[None]:
-        """Stop in good order; a second call waits for the same end."""
+        """
+        Answer the requests that have begun, make waiting shares durable, and release ports, files and locks.
+
+        A second call waits until the first has ended.
+        """
         if self._stopped is None:
             self._stopped = Deferred.fromCoroutine(self._stop())
         waiting: Deferred[None] = Deferred()
@@ -464,7 +473,7 @@ class StorageNode:
         check_hidden(self.settings)
         check_storage(self.settings.directory, self.storage)
         self._lock = lock_storage(self.storage, self.settings.read_only)
-        # Without the lock, what only one server may do is not done: counting promised space, removing.
+        # A server without the lock must not count promised space, adopt unfinished uploads, or remove shares.
         alone = self._lock is not None
         try:
             self._clients_watch = ClientWatch(self.settings.directory)
@@ -518,7 +527,7 @@ class StorageNode:
         return self
 
     def _make_port(self, who: identity.Identity) -> GbsService:
-        """Make all that serves connections; returns what serves the requests of GBS."""
+        """Make the objects that serve connections; returns the one that serves the requests of GBS."""
         service = GbsService(self._store, self._durability, who.swissnum)
         self._server = GbsSite(service, self._reactor)
         if self._hosts_introducer():
@@ -541,7 +550,7 @@ class StorageNode:
         return service
 
     def _admit(self, clients: Sequence[NamedClient]) -> None:
-        """Let these named clients, and no others, use the server from now on."""
+        """Accept the given named clients, and no others, from now on."""
         assert self._service is not None
         assert self._foolscap is not None
         service = self._service
@@ -551,7 +560,7 @@ class StorageNode:
         )
 
     def _look_for_clients(self) -> None:
-        """Use the named clients as they are now, if they have changed."""
+        """If the file of named clients has changed, accept the clients that it has now."""
         try:
             clients = self._clients_watch.look()
         except UsageError as error:
@@ -567,13 +576,13 @@ class StorageNode:
         log.info("named clients: {count}", count=len(clients))
 
     def _expired_before(self) -> float:
-        """Return the time before which expired leases do not count for named clients."""
+        """Return the time such that leases that expired earlier do not count for a named client's quota."""
         expiry = self.settings.expiry
         removes = expiry is not None and expiry.immutable and expiry.mutable
         return expiry.threshold(wall_time()) if expiry is not None and removes else 0.0
 
     def _keep_house(self) -> None:
-        """Do regularly what only one server of a storage directory may do."""
+        """Start the regular jobs that only the server with the storage lock may do."""
         self._every(HOUSEKEEPING_S, "unfinished uploads given up", self._store.expire_uploads)
         self._every(HOUSEKEEPING_S, "shares counted", self._store.count_usage)
         expiry = self.settings.expiry
@@ -582,7 +591,7 @@ class StorageNode:
             self._every(COLLECTION_S, "expired shares removed", collect)
 
     async def _start_proxy(self) -> None:
-        """Start what connections to introducers go through, if the settings say that it is started."""
+        """Start the proxy for connections to introducers, if the settings say so."""
         start = self.settings.connections.starting
         if start is not None and self.settings.introducers:
             try:
@@ -591,13 +600,16 @@ class StorageNode:
                 raise UsageError(str(error)) from None
 
     def _hosts_introducer(self) -> bool:
-        """Return whether invitations from this directory name, or may name, an introducer at this server."""
+        """
+        Return whether this server must run an introducer, which invitations from this directory name or may
+        name.
+        """
         private = self.settings.directory / "private"
         known = private / identity.MEMBERS_FURL_NAME
         wanted = not self.settings.introducers or known.exists()
         return self.settings.introduces and wanted and os.access(private, os.W_OK)
 
-    # No setting asks for this introducer, so the shares are served without it, too.
+    # No setting asks for this introducer, so shares are served even if it cannot run.
 
     def _make_introducer(self) -> MembersIntroducer | None:
         try:
@@ -622,8 +634,8 @@ class StorageNode:
 
     async def _begin_counting(self) -> None:
         """
-        Learn how much of the quotas is used. If shares have to be counted for that, wait a little, since
-        until then no new ones are accepted.
+        Learn how much of the quotas is used. If shares must be counted for that, wait up to ``COUNT_WAIT_S``,
+        since new shares may not be accepted before.
         """
         usage = self._store.usage
         if usage is None:
@@ -657,10 +669,10 @@ class StorageNode:
 
     async def _hints(self) -> tuple[str, ...]:
         """
-        Return the addresses for clients; starts the onion service, if there is one.
+        Return the addresses for clients; starts the onion service, if the settings have one.
 
         Raises:
-            UsageError: it cannot be started, or the location names another one.
+            UsageError: the onion service cannot be started, or the location does not contain it.
         """
         location = self.settings.location
         if self.settings.onion is None:
@@ -681,7 +693,7 @@ class StorageNode:
         return hints
 
     def _warn_of_surroundings(self) -> None:
-        """Log problems of the file system and the clock."""
+        """Log problems of the file system and the clock, and certificates that no introducer gets."""
         if not syncs_names(self.storage):
             log.warn(
                 "the file system of {storage} cannot sync directories: after a power cut shares may be"
@@ -703,7 +715,7 @@ class StorageNode:
         return port
 
     def _announce(self, tub_id: bytes, nurls: list[str]) -> None:
-        # Foolscap is slow to import.
+        # Imported here since Foolscap is slow to import.
         from pipegrid.server import announce
         from pipegrid.wire.announcements import sign
 
@@ -740,7 +752,7 @@ class StorageNode:
             self._announce_to_introducers(announcement)
 
         def announce_again() -> int:
-            """Announce certificates that have changed."""
+            """Announce the certificates again if they have changed; returns how often, 0 or 1."""
             found = watch.look()
             if found is None or found == self._certificates:
                 return 0
@@ -759,7 +771,7 @@ class StorageNode:
         self._every(LOOK_S, "announcements with other certificates", announce_again)
 
     def _announce_to_introducers(self, announcement: Signed) -> None:
-        # Foolscap is slow to import.
+        # Imported here since Foolscap is slow to import.
         from foolscap.api import Referenceable
 
         from pipegrid.server import announce
@@ -832,7 +844,7 @@ class StorageNode:
             if lock is not None:
                 os.close(lock)
         self._lock = self._node_lock = None
-        if self._serves:  # else a start has failed, which has its own message
+        if self._serves:  # a failed start has its own message
             log.info("stopped serving {storage}", storage=str(self.storage))
 
 
@@ -847,13 +859,13 @@ def start(reactor: Any, settings: ServeSettings) -> Deferred[StorageNode]:
 
 
 class ServingNode(Protocol):
-    """A server that a process runs."""
+    """A node that a process runs, such as a storage server."""
 
     def start(self) -> Awaitable[object]:
-        """Listen; nothing is left of it if that fails."""
+        """Listen. If this fails, it releases everything that it has opened."""
 
     def stop(self) -> Awaitable[object]:
-        """Close its ports and connections, and write what the next start needs."""
+        """Close all ports and connections, and write the data that the next start needs."""
 
 
 N = TypeVar("N", bound=ServingNode)
@@ -861,13 +873,14 @@ N = TypeVar("N", bound=ServingNode)
 
 async def until_cancelled(node: N, announce: Callable[[N], Awaitable[None] | None]) -> None:
     """
-    Run a node until cancelled, and then stop it in good order.
+    Run a node until cancelled, and then stop it.
 
     Args:
-        announce: called when it listens; what it raises stops the node, and is raised.
+        announce: called with the node when it listens; an exception of this function stops the node, and is
+            raised.
 
     Raises:
-        UsageError: it cannot listen, or cannot use its directory.
+        UsageError: the node cannot listen, or cannot use its directory.
     """
     try:
         await node.start()
@@ -898,9 +911,9 @@ def run(reactor: Any, settings: ServeSettings, say: Callable[[str], None]) -> in
     Run a storage server until the process gets a signal; returns the exit status.
 
     Args:
-        reactor: not running yet; its handlers of SIGINT and SIGTERM stop the node in good order.
-        say: called with the NURL, then the fURL, when the server listens, or with one sentence why it does
-            not.
+        reactor: not running yet; its handlers of SIGINT and SIGTERM stop the node.
+        say: called with each NURL, then the fURL, when the server listens; or with one text that says why the
+            server does not listen.
     """
     systemd.end_without_memory()
     make_monotonic(reactor)
@@ -925,12 +938,15 @@ def run(reactor: Any, settings: ServeSettings, say: Callable[[str], None]) -> in
 
 
 def raise_file_limit() -> int:
-    """Raise the limit of open files as far as allowed; returns how many connections that allows."""
+    """
+    Raise the limit of open files as far as allowed; returns the number of connections for which it is enough.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(hard, 65536) if hard != resource.RLIM_INFINITY else 65536
     if soft < wanted:
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             soft = wanted
-    # A client may have one share open in addition to its connection, as may every waiting commit.
+    # Each client may need two descriptors, for its connection and an open share; each waiting commit needs
+    # one.
     return max(16, soft // 2 - 512 - _SPARE_FILES) if soft > 2048 else max(16, soft // 4)

@@ -1,8 +1,8 @@
 """
-The certificates of grid managers that a storage server announces: its files, and when they expire.
+The certificates of grid managers that a storage server announces: their files, and when they expire.
 
-They are the files that the server's settings name, and ``certificates/*.cert`` in its directory, where
-``pipegrid grid-manager install`` puts them. They are read again while the server runs.
+The files are those that the server's settings name, and ``certificates/*.cert`` in the server's directory,
+where ``pipegrid grid-manager install`` puts them. They are read again regularly while the server runs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DIRECTORY_NAME = "certificates"
 SUFFIX = ".cert"
 MAX_FILES = 64
 LOOK_S = 600.0
-"""How often the files are read again."""
+"""How often a running server reads the files again."""
 
 _MAX_NAME_CHARACTERS = 100
 
@@ -49,7 +49,7 @@ def read_certificate(path: Path) -> SignedCertificate:
     Return the certificate in a file.
 
     Raises:
-        UsageError: there is none in it.
+        UsageError: the file cannot be read, or has no certificate.
     """
     try:
         return _parsed(read_file(path, MAX_FILE_BYTES + 1), str(path))
@@ -70,16 +70,16 @@ def _parsed(data: bytes, name: str) -> SignedCertificate:
         ) from None
 
 
-# Certificates in the server's directory.
+# Files of certificates in the server's directory.
 
 
 def path_of(directory: Path, manager: str) -> Path:
-    """Return where the certificate of a grid manager is installed in a server's directory."""
+    """Return the path at which the certificate of a grid manager is installed in a server's directory."""
     return directory / DIRECTORY_NAME / f"{manager}{SUFFIX}"
 
 
 def installed_terms(directory: Path, manager: str) -> CertificateTerms | None:
-    """Return what the installed certificate of a manager says; None if there is none, or a damaged one."""
+    """Return the terms of a manager's installed certificate; None if there is none, or it is damaged."""
     try:
         return terms_of(read_certificate(path_of(directory, manager)))
     except (UsageError, ValueError):
@@ -91,7 +91,7 @@ def installed_files(directory: Path) -> list[Path]:
     Return the files of certificates in a server's directory, in the order of their names.
 
     Raises:
-        UsageError: there are more than ``MAX_FILES``, or they cannot be listed.
+        UsageError: there are more than ``MAX_FILES``, or the directory cannot be listed.
     """
     place = directory / DIRECTORY_NAME
     found: list[Path] = []
@@ -116,7 +116,7 @@ def own_public_key(directory: Path) -> str:
     Return the public key of the storage server in a directory.
 
     Raises:
-        UsageError: it has none yet, or another program's file is there.
+        UsageError: the server has no public key yet, or the file has something else.
     """
     path = directory / "node.pubkey"
     try:
@@ -140,12 +140,13 @@ def install(
     Install a certificate in a server's directory, in place of an earlier one of the same manager.
 
     Args:
-        public_key: the server's.
+        public_key: the server's public key.
         manager: the user's name for the grid manager.
-        source: where the certificate comes from, for errors.
+        source: the origin of the certificate, for errors.
 
     Raises:
-        UsageError: it is not a certificate for this server, it has expired, or the name cannot be used.
+        UsageError: the data are not a certificate for this server, it has expired, the name cannot be used,
+            or the file cannot be written.
         SinkError: the disk is full.
     """
     if not manager.isprintable() or "/" in manager or not manager.strip() or manager[0] in ".-":
@@ -181,18 +182,19 @@ def install(
     return terms
 
 
-# What a running server announces.
+# The certificates that a running server announces.
 
 
 @attrs.define(eq=False, repr=False)
 class CertificateWatch:
     """
-    Reads the certificates of a server, and logs what is wrong with them, once until that changes.
+    Reads the certificates of a server, and logs problems with them; each problem is logged once, until it
+    changes.
 
     Args:
-        files: of certificates, in addition to those in the directory.
-        directory: the server's.
-        public_key: the server's; certificates for other servers are not announced.
+        files: files of certificates, in addition to those in the directory.
+        directory: the server's directory.
+        public_key: the server's public key; certificates for other servers are not announced.
         now: returns the time, in seconds since 1970.
     """
 
@@ -205,11 +207,11 @@ class CertificateWatch:
 
     def read(self) -> list[dict[str, str]]:
         """
-        Return the certificates to announce, those that are valid longest first, at most
-        ``MAX_CERTIFICATES``: clients verify no more.
+        Return the certificates to announce, those that are valid longest first. There are at most
+        ``MAX_CERTIFICATES``, since clients verify no more.
 
         Raises:
-            UsageError: one of the files has none.
+            UsageError: one of the files has no certificate, or they cannot be listed.
         """
         found = {}
         for path in (*self._files, *installed_files(self._directory)):
@@ -223,7 +225,7 @@ class CertificateWatch:
         return [signed._asdict() for _, signed in ours[:MAX_CERTIFICATES]]
 
     def look(self) -> list[dict[str, str]] | None:
-        """Return what ``read`` does; None, with a line in the log, if a file cannot be used."""
+        """Return the certificates like ``read``; if a file cannot be used, log that and return None."""
         try:
             found = self.read()
         except UsageError as error:
@@ -235,7 +237,7 @@ class CertificateWatch:
         return found
 
     def _say(self, path: Path, terms: CertificateTerms) -> str:
-        """Log the state of a certificate, unless that was its state before; returns the state."""
+        """Log the state of a certificate, if it has changed since the last call; returns the state."""
         left_s = terms.expires_s - self._now()
         fields = {"path": str(path), "day": terms.minute}
         if terms.public_key != self._public_key:

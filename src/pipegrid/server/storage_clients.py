@@ -1,8 +1,8 @@
 """
 The named clients of a storage server: each has an address and a quota of its own.
 
-``private/clients.json`` of the node's directory keeps them. ``pipegrid serve --client`` writes it, also while
-the server runs, which reads it again when it has changed.
+They are stored in ``private/clients.json`` of the node's directory. ``pipegrid serve --client`` writes this
+file, even while the server runs; the server reads the file again when it has changed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pipegrid.wire.server_address import Furl
 
 CLIENTS_NAME = "private/clients.json"
 LOOK_S = 5.0
-"""How often a server looks whether the file has changed."""
+"""How often a server checks whether the file has changed."""
 
 _MAX_BYTES = 64 << 10
 _MAX_QUOTA_BYTES = 1 << 62
@@ -40,12 +40,13 @@ _LAST_NUMBER = (1 << 32) - 1
 @attrs.frozen
 class NamedClient:
     """
-    One client.
+    One named client.
 
     Attributes:
-        number: see ``ClientQuota``; random, so that a lost file does not give another client the same.
-        swissnum: the secret of its addresses.
-        quota_bytes: 0: none.
+        number: see ``ClientQuota``; random, so that a new client does not get the number of an earlier one if
+            the file was lost.
+        swissnum: the secret in the client's addresses.
+        quota_bytes: the most bytes of the client's shares; 0: no quota.
     """
 
     name: str
@@ -55,7 +56,7 @@ class NamedClient:
 
     @property
     def quota(self) -> ClientQuota:
-        """What the store needs to know."""
+        """The client's data that the store needs."""
         return ClientQuota(self.number, self.name, self.quota_bytes)
 
 
@@ -106,13 +107,13 @@ def _parse_one(name: str, value: object) -> NamedClient:
 
 def keep_client(directory: Path, name: str, quota_bytes: int | None) -> NamedClient:
     """
-    Add a client, or change its quota; returns it.
+    Add a client, or change its quota; returns the client.
 
     Args:
-        quota_bytes: None: as it is, for a new one none.
+        quota_bytes: the new quota; None: unchanged, or no quota for a new client.
 
     Raises:
-        UsageError: the name is not possible, there are too many, or the file cannot be used.
+        UsageError: the name is not valid, there are too many clients, or the file cannot be used.
     """
     if not _NAME.match(name):
         raise UsageError(
@@ -138,10 +139,10 @@ def keep_client(directory: Path, name: str, quota_bytes: int | None) -> NamedCli
 
 def remove_client(directory: Path, name: str) -> None:
     """
-    Remove a client: it cannot connect any more, and its shares stay until their leases expire.
+    Remove a client, which cannot connect any more; its shares stay until their leases expire.
 
     Raises:
-        UsageError: there is none with this name, or the file cannot be used.
+        UsageError: there is no client with this name, or the file cannot be used.
     """
     with _changing(directory) as clients:
         if clients.pop(name, None) is None:
@@ -152,7 +153,9 @@ def remove_client(directory: Path, name: str) -> None:
 
 @contextmanager
 def _changing(directory: Path) -> Iterator[dict[str, NamedClient]]:
-    """Yield the clients by their names, and write them if they have changed; others wait."""
+    """
+    Yield the clients by name, and write them if the caller has changed them; other processes wait meanwhile.
+    """
     path = directory / CLIENTS_NAME
     try:
         make_directory(path.parent, 0o700)
@@ -183,7 +186,7 @@ def _changing(directory: Path) -> Iterator[dict[str, NamedClient]]:
 
 
 def _give_to_server(path: Path) -> None:
-    """Where root changes the clients of another user's server, let that read and change them."""
+    """If root has changed the clients of another user's server, let this user read and change the files."""
     user = os.stat(path.parent)
     if os.geteuid() == 0 and user.st_uid != 0:
         for each in (path, f"{path}.lock"):
@@ -192,10 +195,10 @@ def _give_to_server(path: Path) -> None:
 
 def check_served(directory: Path) -> Furl:
     """
-    Return the fURL of the server in a node's directory, as it was last started.
+    Return the fURL of the server in a node's directory, with the addresses of its last start.
 
     Raises:
-        UsageError: there is none yet, so it has no addresses.
+        UsageError: no server was started in the directory yet.
     """
     furl = identity.load_furl(directory)
     if furl is None:
@@ -208,10 +211,10 @@ def check_served(directory: Path) -> Furl:
 
 def addresses(directory: Path, client: NamedClient) -> tuple[list[str], str]:
     """
-    Return the NURLs and the fURL of a client, where the server was last started.
+    Return the NURLs and the fURL of a client, with the addresses of the server's last start.
 
     Raises:
-        UsageError: there is no server yet, or its files cannot be used.
+        UsageError: no server was started in the directory yet, or its files cannot be used.
     """
     hints = check_served(directory).hints
     who = attrs.evolve(identity.load_or_create(directory), swissnum=client.swissnum)
@@ -219,7 +222,7 @@ def addresses(directory: Path, client: NamedClient) -> tuple[list[str], str]:
 
 
 class ClientWatch:
-    """Notices that the clients of a server have changed."""
+    """Notices changes of the file with a server's clients."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -227,10 +230,10 @@ class ClientWatch:
 
     def look(self) -> Sequence[NamedClient] | None:
         """
-        Return the clients if their file has changed since the last look, else None.
+        Return the clients if their file has changed since the last call, else None.
 
         Raises:
-            UsageError: it has, and cannot be used.
+            UsageError: the file has changed, and cannot be used.
         """
         state = self._state()
         if state == self._seen:

@@ -1,5 +1,6 @@
 """
-Notifies systemd that the server is ready, stopping, or alive; and ends the process when memory runs out.
+Notifies systemd that the server is ready, stopping, or alive; and ends the process when it runs out of
+memory.
 
 Source: sd_notify(3), sd_watchdog_enabled(3).
 """
@@ -31,8 +32,8 @@ def notify(state: str, surroundings: Mapping[str, str] | None = None) -> bool:
     """
     Send a state to systemd if ``NOTIFY_SOCKET`` is set; returns whether it was sent.
 
-    A unit of ``Type=notify`` has started after ``READY=1``; with ``WatchdogSec=`` it is restarted when
-    ``WATCHDOG=1`` does not arrive in time.
+    With ``Type=notify``, systemd counts the unit as started after ``READY=1``. With ``WatchdogSec=``, systemd
+    restarts the unit if ``WATCHDOG=1`` does not arrive in time.
 
     Args:
         surroundings: environment variables; None for those of the process.
@@ -53,7 +54,9 @@ def notify(state: str, surroundings: Mapping[str, str] | None = None) -> bool:
 
 
 def watchdog_s(surroundings: Mapping[str, str] | None = None) -> float | None:
-    """Return the interval for ``WATCHDOG=1``, half of what systemd allows; None: never."""
+    """
+    Return the interval for ``WATCHDOG=1`` in seconds, half of the time that systemd allows; None: never send.
+    """
     given = os.environ if surroundings is None else surroundings
     if given.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
@@ -64,7 +67,9 @@ def watchdog_s(surroundings: Mapping[str, str] | None = None) -> float | None:
 
 
 def stay_alive(clock: IReactorTime) -> LoopingCall | None:
-    """Send ``WATCHDOG=1`` as long as the reactor runs, if systemd wants it; returns the loop to stop."""
+    """
+    If systemd wants it, send ``WATCHDOG=1`` while the reactor runs; returns the loop, which the caller stops.
+    """
     interval_s = watchdog_s()
     if interval_s is None:
         return None
@@ -76,11 +81,11 @@ def stay_alive(clock: IReactorTime) -> LoopingCall | None:
 
 def end_without_memory(end: Callable[[int], object] = os._exit) -> Callable[[], None]:
     """
-    End the process when an event is logged whose cause is lack of memory; returns a function that removes
-    this observer.
+    Observe the log, and end the process when an error is logged whose cause is lack of memory; returns a
+    function that removes the observer.
 
     Work that failed for lack of memory may be half done in memory; the disk is as after ``kill -9``, which
-    loses nothing that was acknowledged. So the process ends at once, with one sentence and status 1, and its
+    loses no acknowledged data. So the process ends at once, with one sentence and status 1, and its
     supervisor restarts it. Call this only in a process that runs nothing else.
     """
 
@@ -97,7 +102,9 @@ def end_without_memory(end: Callable[[int], object] = os._exit) -> Callable[[], 
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error, or one of its causes, reports lack of memory, or of threads."""
+    """
+    Return whether an error, or one of its causes, reports lack of memory or that no thread can be started.
+    """
     seen: BaseException | None = error
     for _ in range(10):
         if seen is None:

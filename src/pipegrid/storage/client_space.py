@@ -1,11 +1,13 @@
 """
-Quotas of named clients: how much each of them keeps in a storage directory, by the leases on its shares.
+Quotas of named clients: how much each client keeps in a storage directory, according to the leases on its
+shares.
 
-Each lease record has a number for its owner, which other servers leave at 0 or 1. A lease that is made at the
-address of a named client gets that client's number. So the shares themselves say whose they are, in the
-format of Tahoe-LAFS, and nothing else is recorded that a crash could make wrong. A share counts for every
-client that has a lease on it, in full, but without the leases of others: a client pays for what it asks to
-keep, even if another has stored that first, and for nothing that others do.
+Each lease record has a number for its owner, which other servers set to 0 or 1. A lease that is made at the
+address of a named client gets the client's number. So the share files themselves record whose shares they
+are, in the format of Tahoe-LAFS, and there is no other record that a crash could make wrong. The full length
+of a share, without the leases of other clients, counts for every client that has a lease on the share. So a
+client pays for what it asks to keep, even if another client stored it first, and never for what other clients
+do.
 """
 
 from __future__ import annotations
@@ -36,17 +38,18 @@ from pipegrid.storage.space_quota import (
 from pipegrid.storage.storage_paths import Paths
 
 # All shares are counted when a server with named clients starts, and again as often as for the quota of the
-# whole server; until a client's are, none are accepted from it. Between two counts each change of a share
-# adds its difference: its leases are read before and after. Changes of one storage index follow one another
-# (``serial``), in the order: this lock, then those of files. The count reads the shares of one storage index
-# under the same lock, so it sees each change before or after.
+# whole server. A client's shares are not accepted before its existing shares are counted. Between two counts
+# each change of a share adds a difference: the share's leases are read before and after the change. Changes
+# of one storage index follow one another (``serial``); its lock is taken before the locks of files. The count
+# reads the shares of a storage index under the same lock, so it sees each change either completely or not at
+# all.
 #
-# Where shares are removed when their leases have expired, an expired lease does not count, as of the last
-# count; on other servers it counts until it is released, since it keeps its share.
+# On a server that removes shares with expired leases, a lease that had expired at the last count does not
+# count. On other servers an expired lease counts until it is released, since it keeps its share.
 
 MAX_CLIENTS = 64
 FIRST_NUMBER = 1 << 16
-"""The lowest number of a client: lower ones are common in leases that belong to none."""
+"""The lowest number of a named client. Lower numbers are common in leases that belong to no named client."""
 
 _LONGEST_REST_S = 0.1
 
@@ -59,8 +62,9 @@ class ClientQuota:
     A named client.
 
     Attributes:
-        number: in its leases, ``FIRST_NUMBER`` or more, and never used again for another client.
-        quota_bytes: 0: none.
+        number: the owner in the client's leases, at least ``FIRST_NUMBER``. It is never used again for
+            another client.
+        quota_bytes: 0 if the client has no quota.
     """
 
     number: int
@@ -71,11 +75,11 @@ class ClientQuota:
 @attrs.frozen
 class StoredShare:
     """
-    The file of a share, if there is one.
+    The lengths and leases of a share's file; all are zero or empty if the file does not exist.
 
     Attributes:
-        file_bytes: its length with one lease.
-        lease_bytes: of one lease more.
+        file_bytes: the length of the file if it had one lease.
+        lease_bytes: the length of each further lease.
         leases: owner and expiry of each valid lease of a named client.
     """
 
@@ -85,7 +89,7 @@ class StoredShare:
 
     def charges(self, since: float) -> dict[int, int]:
         """
-        Return what it counts for each client.
+        Return how many bytes of the share count for each client, by the client's number.
 
         Args:
             since: seconds since 1970; leases that expire earlier do not count.
@@ -100,7 +104,9 @@ class StoredShare:
 
 
 def read_share(path: str) -> StoredShare:
-    """Return what the file of a share says about its leases; none if it is damaged, or missing."""
+    """
+    Return lengths and leases of a share's file; an empty ``StoredShare`` if the file is damaged or missing.
+    """
     try:
         share = slot_file.open_file(path)
         if share is None:
@@ -121,12 +127,12 @@ class ClientUsage:
     How much of its quota each named client uses. Methods may be called from any thread.
 
     Args:
-        paths: of the storage directory.
-        allocated: returns the full length of the files of a client's unfinished uploads, by its number.
+        paths: the storage directory.
+        allocated: takes a client's number; returns the full length of the files of its unfinished uploads.
         clock: seconds since 1970.
 
     Attributes:
-        expired_before: returns the time before which expired leases do not count; 0: all count.
+        expired_before: returns a time; leases that expired before it do not count. 0: all leases count.
     """
 
     def __init__(
@@ -145,35 +151,40 @@ class ClientUsage:
         self._reserved: Counter[int] = Counter()
         self._refused = self._stopping = False
         self._told: set[int] = set()
-        # While all are counted: what they take, without leases that had expired by then; the prefix at hand;
-        # its storage indexes that are counted, and those that have changed before they were.
+        # During a count of all shares: the space that each client uses, without leases that had expired when
+        # the count began; the number of the prefix that is being counted; the storage indexes with this
+        # prefix that are counted; and those that changed before they were counted.
         self._recounted: Counter[int] | None = None
         self._recounted_since = 0.0
         self._prefix = 0
         self._done: set[bytes] = set()
         self._late: set[bytes] = set()
-        self._serial: dict[bytes, tuple[threading.RLock, int]] = {}  # with the number of users
-        self._lock = threading.Lock()  # no call waits while holding it
+        # The lock of each storage index that is in use, and the lock's number of users.
+        self._serial: dict[bytes, tuple[threading.RLock, int]] = {}
+        self._lock = threading.Lock()  # held only for moments
 
     def __repr__(self) -> str:
         return f"<ClientUsage of {len(self._clients)} clients>"
 
-    # Who the clients are.
+    # The list of clients.
 
     @property
     def active(self) -> bool:
-        """Whether there are any clients."""
+        """Whether there are any named clients."""
         return bool(self._clients)
 
     def set_clients(self, clients: Collection[ClientQuota]) -> None:
-        """Use these clients from now on; new ones must be counted (``is_due``)."""
+        """Use these clients from now on. The shares of new clients must be counted (``is_due``)."""
         with self._lock:
             self._clients = {each.number: each for each in clients}
             self._counted &= self._clients.keys()
             self._told.clear()
 
     def report(self) -> Iterator[tuple[ClientQuota, int | None, int]]:
-        """Yield each client, what its shares take, and its unfinished uploads; None: not counted yet."""
+        """
+        Yield each client, the space of its shares (None if they are not counted yet), and that of its
+        unfinished uploads.
+        """
         for number, client in list(self._clients.items()):
             used = self._used[number] if number in self._counted else None
             yield client, used, self._allocated(number) + self._reserved[number]
@@ -181,10 +192,13 @@ class ClientUsage:
     # What fits.
 
     def missing(self, number: int, more_bytes: int) -> int:
-        """Return how many bytes a client's quota lacks for more; 0 if none, or there is no quota."""
+        """
+        Return how many bytes a client's quota lacks for ``more_bytes``. 0 if the quota suffices, or there is
+        none.
+        """
         client = self._clients.get(number)
         if client is None:
-            return NOT_COUNTED if number else 0  # it was removed at this moment
+            return NOT_COUNTED if number else 0  # the client was removed at this moment
         if not client.quota_bytes:
             return 0
         if number not in self._counted:
@@ -194,7 +208,7 @@ class ClientUsage:
         return missing
 
     def left_bytes(self, number: int) -> int | None:
-        """Return the space that a client's quota leaves; None: there is no quota."""
+        """Return how many bytes a client's quota leaves; None if there is no quota."""
         client = self._clients.get(number)
         if client is None or not client.quota_bytes:
             return 0 if number and client is None else None
@@ -207,7 +221,7 @@ class ClientUsage:
         return self._used[number] + self._reserved[number] + self._allocated(number)
 
     def reserve(self, number: int, more_bytes: int) -> int:
-        """Reserve space for more bytes, and return 0; or return how many the client's quota lacks."""
+        """Reserve space for more bytes and return 0, or return how many bytes the client's quota lacks."""
         with self._lock:
             missing = self.missing(number, more_bytes)
             if not missing:
@@ -215,14 +229,14 @@ class ClientUsage:
             return missing
 
     def hold(self, number: int, bytes_: int) -> None:
-        """Count more bytes that were granted before, or release them (negative)."""
+        """Count bytes that were granted before, or release reserved bytes if ``bytes_`` is negative."""
         with self._lock:
             self._reserved[number] += bytes_
             if not self._reserved[number]:
                 del self._reserved[number]
 
     def tell_refused(self, number: int) -> None:
-        """Log, once between two counts, that a client's quota has refused something."""
+        """Log that a client's quota has refused something, at most once between two counts."""
         client = self._clients.get(number)
         if client is not None and number in self._counted and number not in self._told:
             self._told.add(number)
@@ -236,7 +250,7 @@ class ClientUsage:
 
     @contextmanager
     def serial(self, storage_index: bytes) -> Iterator[None]:
-        """Do one after the other what changes the shares of a storage index."""
+        """Hold the lock of a storage index, so that its shares are changed one after the other."""
         with self._lock:
             lock, users = self._serial.get(storage_index) or (threading.RLock(), 0)
             self._serial[storage_index] = lock, users + 1
@@ -256,10 +270,10 @@ class ClientUsage:
         self, storage_index: bytes, paths: Collection[str], number: int = 0
     ) -> Iterator[ClientChange]:
         """
-        Count a change of share files of one storage index, by one client; changes do not nest.
+        Count a change of share files of one storage index by one client. Changes must not be nested.
 
         Args:
-            number: the client's; 0: none.
+            number: the client's number; 0 if it is no named client.
         """
         if not self.active:
             yield ClientChange(self, number, {})
@@ -300,25 +314,28 @@ class ClientUsage:
     # Counting.
 
     def is_due(self) -> bool:
-        """Whether all shares should be counted: a client's never were, or it was long ago."""
+        """
+        Return whether all shares should be counted, because those of a client never were, or the last count
+        was long ago.
+        """
         if not self._clients:
             return False
-        passed = abs(self._clock() - self._counted_s)  # a clock that jumps causes a count more
+        passed = abs(self._clock() - self._counted_s)  # a jump of the clock causes an extra count
         too_long = passed >= (RECOUNT_FULL_S if self._refused else RECOUNT_S)
         return too_long or not self._clients.keys() <= self._counted
 
     def stop(self) -> None:
-        """End counting, which takes some time."""
+        """End a running count; this takes some time."""
         self._stopping = True
 
     def count(self) -> bool:
         """
-        Count all shares, while they change; returns whether that was finished.
+        Count all shares while they change; return False if ``stop`` ended the count.
 
-        It may take long: call it in a worker thread.
+        This may take long, so call it in a worker thread.
 
         Raises:
-            OSError: a directory cannot be listed; what is known is unchanged.
+            OSError: a directory cannot be listed; the results of the previous count are kept.
         """
         with self._lock:
             numbers = set(self._clients)
@@ -329,7 +346,7 @@ class ClientUsage:
                 began = time.monotonic()
                 if not self._count_prefix(number):
                     return False
-                if self._counted:  # clients are served at the same time
+                if self._counted:  # clients are being served
                     time.sleep(min(_LONGEST_REST_S, time.monotonic() - began))
             with self._lock:
                 self._used, self.counted_since = self._recounted, self._recounted_since
@@ -373,7 +390,7 @@ class ClientChange:
     A change by one client, from ``ClientUsage.changing``.
 
     Args:
-        before: the shares that it may change, by the paths of their files.
+        before: the shares that the change may affect, by the paths of their files.
     """
 
     def __init__(self, usage: ClientUsage, number: int, before: Mapping[str, StoredShare]) -> None:
@@ -384,7 +401,10 @@ class ClientChange:
         self._holds = not number
 
     def has_space(self, more_bytes: int) -> bool:
-        """Return whether the client's quota has space for more bytes, which are reserved until the end."""
+        """
+        Return whether the client's quota has space for more bytes; if so, they are reserved until the end of
+        the change.
+        """
         if not self._number:
             return True
         if self._usage.reserve(self._number, more_bytes):
@@ -395,10 +415,12 @@ class ClientChange:
 
     def may_hold(self, is_new: bool) -> bool:
         """
-        Return whether the client may have a lease on each share, which counts for it then.
+        Return whether the client's quota allows a lease on each share, since a share with a client's lease
+        counts for the client.
 
         Args:
-            is_new: it is one more; else a lease that has ended is made valid again, and counts if none did.
+            is_new: the lease is added to the others. Otherwise an existing lease that has ended becomes valid
+                again, which counts only if the client has no other valid lease.
         """
         if not self._holds:
             since = self._usage.counted_since
@@ -412,7 +434,7 @@ class ClientChange:
         return self._holds
 
     def release(self) -> None:
-        """Release what was reserved: it counts as used now, or is not needed."""
+        """Release the reserved bytes, which are counted as used by now, or not needed."""
         if self._reserved_bytes:
             self._usage.hold(self._number, -self._reserved_bytes)
             self._reserved_bytes = 0

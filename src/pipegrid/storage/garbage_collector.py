@@ -1,4 +1,4 @@
-"""Removes expired shares and what abandoned uploads have left."""
+"""Removal of shares whose leases have expired, and of what abandoned uploads have left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipegrid.storage.share_file import Expiry
 from pipegrid.storage.space_quota import file_bytes
 from pipegrid.storage.uploads import incoming_files as sidecar
 
-# Files are removed only while their lock is held, so other processes may work at the same time.
+# A file is removed only while its lock is held, so other processes may use the directory at the same time.
 
 _NUMBER = re.compile(r"[0-9]+\Z")
 _SLOT_COPY = re.compile(r"[a-z2-7]{26}\.[0-9]+\.slot\Z")
@@ -28,22 +28,23 @@ def remove_abandoned(incoming: str, too_old: float, worthless: float) -> int:
 
     Args:
         incoming: the directory of unfinished uploads.
-        too_old: remove uploads with a note that were last changed before this time; seconds since 1970.
+        too_old: uploads with a note are removed if they were last changed before this time; seconds since
+            1970.
         worthless: the same for uploads without a note, which cannot be resumed.
 
     Returns:
-        how many were removed.
+        how many uploads were removed.
     """
     removed = 0
     for name in _names(incoming):
         if _UPLOAD.match(name):
             noted = os.path.lexists(f"{incoming}/{name}{sidecar.SUFFIX}")
             removed += _remove_leftover(f"{incoming}/{name}", too_old if noted else worthless)
-        elif _SLOT_COPY.match(name):  # left by a killed process; normally renamed within moments
+        elif _SLOT_COPY.match(name):  # a killed process left it
             _remove_leftover(f"{incoming}/{name}", worthless)
         elif name.endswith(sidecar.SUFFIX):
             _remove_orphan(f"{incoming}/{name}")
-    for directory, name in _walk(incoming):  # left by a Tahoe-LAFS server
+    for directory, name in _walk(incoming):  # a Tahoe-LAFS server left them
         if _NUMBER.match(name):
             removed += _remove_leftover(f"{directory}/{name}", worthless)
     for outer in _directories(incoming):
@@ -61,11 +62,13 @@ def remove_expired(
     changing: Callable[[str, str], AbstractContextManager[object]] = lambda *_: nullcontext(),
 ) -> int:
     """
-    Remove shares whose leases have all expired; returns how many.
+    Remove shares whose leases have all expired; return how many were removed.
 
     Args:
-        gone: called for each, with the directory of its storage index and the length of its file.
-        changing: entered with the directory and the path of each share while that may be removed.
+        gone: called for each removed share, with the directory of its storage index and the length of its
+            file.
+        changing: returns a context manager that is entered while a share may be removed; called with the
+            share's directory and path.
     """
     removed = 0
     threshold = expiry.threshold(now)
@@ -74,7 +77,7 @@ def remove_expired(
             continue
         path = f"{directory}/{name}"
         with changing(directory, path):
-            size = file_bytes(path)  # a lease that is added from now on keeps the share
+            size = file_bytes(path)  # a lease that is added after this keeps the share
             if _remove_if_expired(directory, path, expiry, threshold):
                 gone(directory, size)
                 removed += 1
@@ -91,7 +94,10 @@ def _remove_if_expired(directory: str, path: str, expiry: Expiry, threshold: flo
 
 
 def _walk(top: str) -> Iterator[tuple[str, str]]:
-    """Yield (directory, file name) for all files two levels below top, without links."""
+    """
+    Yield (directory, file name) for all files two levels below top; directories that are symbolic links are
+    skipped.
+    """
     for outer in _directories(top):
         for inner in _directories(outer):
             for name in _names(inner):
@@ -131,7 +137,10 @@ def _remove_leftover(path: str, too_old: float) -> bool:
 
 
 def _remove_orphan(note_path: str) -> None:
-    """Remove a note whose upload does not exist. An upload that is just beginning has none yet."""
+    """
+    Remove a note whose upload does not exist. An upload that is just beginning has no note yet, so its note
+    cannot be removed here.
+    """
     with suppress(OSError):
         if not os.path.lexists(note_path.removesuffix(sidecar.SUFFIX)):
             disk.remove(note_path)

@@ -1,5 +1,5 @@
 """
-The file of an immutable share: its container, its leases, and when they expire.
+The file of an immutable share: its container, its leases, and the expiry of leases.
 
 Source: the format reference, section 6; storage protocols, sections 7.1 and 7.3.
 """
@@ -21,27 +21,32 @@ from pipegrid.disk import file_system_calls as disk
 from pipegrid.errors import NoSpace, ServerRefused
 from pipegrid.wire.storage_messages import LeaseSecrets, Released
 
-# At most 256 leases are kept on a share, where Tahoe-LAFS has no limit: 2400 leases on 16 shares delayed
-# every request for those by 2.9 s, until all had been read and compared. A client has one lease on a share,
-# so with more than 256 clients the share does not depend on one lease. At the limit a new lease replaces
-# the one that expired longest ago; if none has expired, it is rejected. An unexpired lease is never
-# removed. A share that was imported with more keeps them.
+# At most 256 leases are kept on a share, where Tahoe-LAFS has no limit: with 2400 leases on 16 shares, every
+# request for these shares took 2.9 s longer, since all leases were read and compared. A client has one lease
+# on a share, so a share whose leases exceed the limit belongs to more than 256 clients and does not depend on
+# one lease. At the limit a new lease replaces the one that expired longest ago; if none has expired, the new
+# lease is rejected. An unexpired lease is never removed. A share that was imported with more than 256 leases
+# keeps them.
 #
-# A lease is found by searching 32 bytes in at most 24 KiB, in microseconds, without unpacking.
+# A lease is found by searching 32 bytes in at most 24 KiB, in microseconds, without unpacking records.
 
 MAX_LEASES = 256
 NEVER_S = (1 << 32) - 1
-"""A lease with this date never expires: its real one, if any, needs more than 32 bits."""
+"""
+A lease with this expiry never expires: this is the maximum of the 32-bit field, and stands for all later
+times.
+"""
 
 
 @attrs.frozen
 class Records:
     """
-    The layout of lease records in a kind of container.
+    The layout of lease records in one kind of container.
 
     Attributes:
-        record_bytes: length of a record.
-        renew_at, cancel_at, expiry_at: offsets in it of the secrets, 32 bytes each, and the expiry, 4 bytes.
+        record_bytes: the length of a record.
+        renew_at, cancel_at: the offsets of the two secrets in a record, 32 bytes each.
+        expiry_at: the offset of the expiry in a record, 4 bytes.
     """
 
     record_bytes: int
@@ -51,12 +56,12 @@ class Records:
 
     def find(self, records: bytes, stored: bytes, hashed: bool) -> int | None:
         """
-        Return the index of the lease with this renew secret, or None.
+        Return the index of the lease with a renew secret, or None.
 
         Args:
-            stored: as the container stores it.
-            hashed: it is a hash, so the time to compare it reveals nothing. Secrets in old containers are
-                compared in constant time.
+            stored: the secret in the form in which the container stores it.
+            hashed: whether this form is a hash; then the time to compare it reveals nothing. Secrets in old
+                containers are not hashed, and are compared in constant time.
         """
         if not hashed:
             return next(self._with_secret(records, self.renew_at, stored), None)
@@ -70,15 +75,17 @@ class Records:
 
     def cancelled_by(self, records: bytes, stored: bytes) -> list[int]:
         """
-        Return the indexes of the leases with this cancel secret, compared in constant time.
+        Return the indexes of the leases with a cancel secret, which is compared in constant time.
 
         Args:
-            stored: as the container stores it.
+            stored: the secret in the form in which the container stores it.
         """
         return list(self._with_secret(records, self.cancel_at, stored))
 
     def owned(self, records: bytes, lowest: int) -> tuple[tuple[int, int], ...]:
-        """Return owner and expiry of the leases whose owner is ``lowest`` or more, and are not released."""
+        """
+        Return owner and expiry of the leases that have an owner of at least ``lowest`` and are not released.
+        """
         found = []
         for at in range(0, len(records) - self.record_bytes + 1, self.record_bytes):
             owner = int.from_bytes(records[at : at + 4], "big")
@@ -93,7 +100,7 @@ class Records:
         return int.from_bytes(records[at : at + 4], "big")
 
     def longest_expired(self, records: bytes, now: float) -> int | None:
-        """Return the index of the lease that expired longest ago, or None if none has."""
+        """Return the index of the lease that expired longest ago, or None if no lease has expired."""
         whole = len(records) - len(records) % self.record_bytes
         behind = self.record_bytes - self.expiry_at - 4
         expiries = struct.iter_unpack(f">{self.expiry_at}xL{behind}x", records[:whole])
@@ -101,7 +108,9 @@ class Records:
         return None if found is None or found[0] >= min(now, NEVER_S) else found[1]
 
     def _with_secret(self, records: bytes, secret_at: int, stored: bytes) -> Iterator[int]:
-        """Yield the indexes of the leases with a secret at this offset, compared in constant time."""
+        """
+        Yield the indexes of the leases with this secret at offset ``secret_at``, comparing in constant time.
+        """
         for index in range(len(records) // self.record_bytes):
             at = index * self.record_bytes + secret_at
             if hmac.compare_digest(records[at : at + 32], stored):
@@ -110,31 +119,31 @@ class Records:
 
 HasRoom = Callable[[int], bool]
 """
-Returns whether this many more bytes may be written to the disk: leases count against the reserve, as shares
-do.
+Takes a number of bytes; returns whether that many more may be written to the disk. Like shares, leases may
+not use the reserved space.
 """
 
 
-#     offset 0   version (4): 2 is written, 1 is read too
-#     offset 4   share length, saturated at 2^32 - 1 (4): not reliable (``data_bytes``)
+#     offset 0   version (4): new containers have version 2; version 1 is read, too
+#     offset 4   share length (4), at most 2^32 - 1: not reliable (``data_bytes``)
 #     offset 8   number of leases m (4)
 #     offset 12  share data
 #     last 72*m  lease records: owner (4), renew secret (32), cancel secret (32), expiry (4)
 #
-# So the share's length follows from the file's. Version 2 contains hashes of the two secrets, version 1 the
-# secrets themselves; a container keeps its version when leases are added.
+# So the length of the share data follows from the length of the file. Version 2 contains hashes of the two
+# secrets, version 1 the secrets themselves. A container keeps its version when leases are added.
 
 HEADER_BYTES = 12
 LEASE_BYTES = 72
 LEASE_COUNT_OFFSET = 8
 EXPIRY_OFFSET = 68  # within a lease record
 LEASE_DURATION_S = 31 * 24 * 3600
-MAX_SHARE_BYTES = (1 << 63) - 1 - (1 << 20)  # the largest file, less space for many leases
+MAX_SHARE_BYTES = (1 << 63) - 1 - (1 << 20)  # the largest file minus 1 MiB for leases
 
 RECORDS = Records(LEASE_BYTES, 4, 36, EXPIRY_OFFSET)
 
 WRITTEN_VERSION = 2
-OWNER_ALLOCATE = 0  # of leases that belong to no named client; both values are customary
+OWNER_ALLOCATE = 0  # for leases of no named client; Tahoe-LAFS uses 0 and 1
 OWNER_ADD_LEASE = 1
 
 _HEADER = struct.Struct(">LLL")
@@ -148,7 +157,8 @@ class ContainerHeader:
     The first 12 bytes of an immutable share file.
 
     Attributes:
-        space_bytes: the length that its client asked for, which may be more than the data; saturated.
+        space_bytes: the length that the client asked for, which may be more than that of the data. The
+            maximum value stands for any larger length, too.
     """
 
     version: int
@@ -157,11 +167,11 @@ class ContainerHeader:
 
     @property
     def is_saturated(self) -> bool:
-        """Whether the length is too large for its field."""
+        """Whether the length field has its maximum value, so that the real length may be larger."""
         return self.space_bytes == _MAX_UINT32
 
     def has_space(self, share_bytes: int) -> bool:
-        """Return whether the data may have this length."""
+        """Return whether the share data may be ``share_bytes`` long according to this header."""
         return self.is_saturated or share_bytes <= self.space_bytes
 
 
@@ -171,7 +181,8 @@ class LeaseRecord:
     One stored lease.
 
     Attributes:
-        owner: of a named client (``client_space``); other numbers have no meaning.
+        owner: the number of a named client (``client_space``); numbers below ``FIRST_NUMBER`` have no
+            meaning.
         renew, cancel: 32 bytes each: the secrets in version 1, their hashes in version 2.
         expires: seconds since 1970, less than 2^32.
     """
@@ -182,7 +193,7 @@ class LeaseRecord:
     expires: int
 
     def pack(self) -> bytes:
-        """Return the 72-byte record; a later expiry than 2^32 - 1 is stored as that."""
+        """Return the 72-byte record; an expiry later than 2^32 - 1 is stored as 2^32 - 1."""
         return _LEASE.pack(self.owner, self.renew, self.cancel, min(self.expires, NEVER_S))
 
 
@@ -196,7 +207,8 @@ def parse_header(data: bytes) -> ContainerHeader:
     Parse the first 12 bytes of a share file.
 
     Raises:
-        ValueError: too few bytes, or not an immutable container (such as a mutable one).
+        ValueError: there are too few bytes, or this is not an immutable container (but a mutable one, for
+            example).
     """
     if len(data) < HEADER_BYTES:
         raise ValueError("a share file that ends within its header")
@@ -207,13 +219,13 @@ def parse_header(data: bytes) -> ContainerHeader:
 
 
 def container_bytes(share_bytes: int, lease_count: int = 1) -> int:
-    """Return the size of the file for a length of share data and a number of leases."""
+    """Return the length of a share file with this length of share data and this number of leases."""
     return HEADER_BYTES + share_bytes + LEASE_BYTES * lease_count
 
 
 def share_bytes(header: ContainerHeader, file_bytes: int) -> int:
     """
-    Return the length of the share data in a file of ``file_bytes`` bytes.
+    Return the length of the share data in a file of ``file_bytes`` bytes, according to the number of leases.
 
     Raises:
         ValueError: the file is too short for its leases.
@@ -238,22 +250,23 @@ def stored_secret(version: int, secret: bytes) -> bytes:
 
 def lease_end(now: float) -> int:
     """
-    Return when a lease that is made ``now`` expires; both in seconds since 1970.
+    Return when a lease that is made at ``now`` expires. Both times are in seconds since 1970.
 
-    The field has 32 bits: a lease that would expire after 2106-02-07 gets ``NEVER_S``.
+    The stored field has 32 bits: a lease that would expire after 2106-02-07 gets ``NEVER_S``.
     """
     return min(max(int(now) + LEASE_DURATION_S, 1), NEVER_S)
 
 
 def make_lease(version: int, owner: int, secrets: LeaseSecrets, now: float) -> LeaseRecord:
-    """Return a lease of 31 days from ``now``, in seconds since 1970."""
+    """Return a lease of 31 days, which starts at ``now`` (seconds since 1970)."""
     renew, cancel = (stored_secret(version, each) for each in (secrets.renew, secrets.cancel))
     return LeaseRecord(secrets.owner or owner, renew, cancel, lease_end(now))
 
 
 def pack_lease(version: int, owner: int, secrets: LeaseSecrets, now: float) -> bytes:
     """
-    Return the record of the same lease without creating an object, since every share of a bundle has one.
+    Return the packed record of the lease that ``make_lease`` makes, without creating the object. This is
+    faster, and a bundle needs a record for every share.
     """
     renew, cancel = stored_secret(version, secrets.renew), stored_secret(version, secrets.cancel)
     return _LEASE.pack(secrets.owner or owner, renew, cancel, lease_end(now))
@@ -272,12 +285,12 @@ def parse_leases(data: bytes) -> tuple[LeaseRecord, ...]:
 
 
 # The end of the share data normally follows from the file's length and the number of leases. But after a
-# crash the number may be durable and the file's length not. Then the last bytes of the data would count as a
-# lease, and the share would be lost, since its last section proves all others. So if the header gives a
+# crash the number may be durable while the file's length is not. Then the last bytes of the data would count
+# as a lease, and the share would be lost, since its last section proves all others. So if the header gives a
 # longer length, the end of the share's last section is used. The header alone is not reliable: clients of
 # Tahoe-LAFS before 1.18 allocated some hundred bytes too many. But data are never longer than the header
-# says: bytes after that, up to the length of a lease, are a lease that was not counted before its process was
-# killed. If there are more, another program wrote the header, and its number means nothing.
+# says. If up to 72 bytes follow that length, they are a lease that was not counted before its process was
+# killed. If more bytes follow it, another program wrote the header, and its length field means nothing.
 
 
 def data_bytes(fd: int, header: ContainerHeader, file_bytes: int) -> int:
@@ -285,8 +298,8 @@ def data_bytes(fd: int, header: ContainerHeader, file_bytes: int) -> int:
     Return the length of the share data in an open file of ``file_bytes`` bytes.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: the file is too short for its leases, and its share does not say more.
+        OSError: the file cannot be read.
+        ValueError: the file is too short for its leases, and the share data do not show another length.
     """
     by_leases = file_bytes - container_bytes(0, header.lease_count)
     if header.is_saturated or by_leases < header.space_bytes:
@@ -303,7 +316,7 @@ def data_bytes(fd: int, header: ContainerHeader, file_bytes: int) -> int:
 
 
 def _last_section_end(fd: int) -> int | None:
-    """Return the length that the share itself implies; None if its layout is unknown."""
+    """Return the length that the share's own sections imply; None if their layout is unknown."""
     try:
         found = layout.parse_header(os.pread(fd, layout.MAX_HEADER_BYTES, HEADER_BYTES))
         length = os.pread(fd, found.ueb_length_bytes, HEADER_BYTES + found.uri_extension)
@@ -314,19 +327,23 @@ def _last_section_end(fd: int) -> int | None:
     return found.uri_extension + found.ueb_length_bytes + int.from_bytes(length, "big")
 
 
-# A change holds the share file's lock for a moment, so that two processes do not both append, and a share
-# is not removed while a lease is renewed. Readers take no lock: the share data never changes.
+# A change holds the share file's lock for a moment, so that two processes do not both append, and a share is
+# not removed while a lease is renewed. Readers take no lock, since the share data never changes.
 #
-# A new record is appended before it is counted. If the process is killed in between, the uncounted record,
-# or its beginning, is not data (``data_bytes``); the next lease that is added counts it, or removes the
-# part. In the other order a share would lose 72 bytes of its own.
+# A new record is appended before it is counted. If the process is killed in between, the uncounted record, or
+# its beginning, does not belong to the data (``data_bytes``). The next lease that is added counts a whole
+# record, or removes a partial one. If records were counted before they are appended, a share could lose 72
+# bytes of its data.
 #
 # Nothing is synced. After a power cut a record that was appended just before may be zeros, or missing in
-# whole or in part. Then the share's expiry is unknown, so it is kept until a lease is added, which lasts
-# longer than the lost one.
+# whole or in part. Then the share's expiry is unknown, so the share is kept until a lease is added. That
+# lease lasts longer than the lost one.
 
 MOST_READ = 1 << 16
-"""Far more leases than servers keep on a share, 4.5 MiB; a larger number is damage."""
+"""
+The maximum number of leases to read, 4.5 MiB and far more than servers keep on a share; a larger number is
+damage.
+"""
 
 
 def renew_lease(
@@ -338,14 +355,14 @@ def renew_lease(
     grew: Callable[[int], object] = lambda more_bytes: None,
 ) -> bool:
     """
-    Renew the lease of these secrets on one share, or add it.
+    Renew the lease with these secrets on one share, or add it.
 
     Args:
         owner: the number to store in a lease that is added.
-        now: seconds since 1970. An expiry is only ever moved to a later time.
-        has_space: see ``HasRoom``; not called to renew a valid lease, and with 0 for one that takes the place
-            of an expired or released one.
-        grew: called with the difference of the file's length, before its lock is released.
+        now: seconds since 1970. An expiry is only ever changed to a later time.
+        has_space: see ``HasRoom``. It is not called to renew a valid lease, and is called with 0 if the lease
+            takes the place of an expired or released one.
+        grew: called with the change of the file's length, before its lock is released.
 
     Returns:
         whether the share exists.
@@ -389,7 +406,7 @@ def renew_lease(
 
 
 def _expired_lease(path: str, records: bytes, now: float) -> int:
-    """Return the index of the lease that expired longest ago; NoSpace if none has."""
+    """Return the index of the lease that expired longest ago; raise NoSpace if no lease has expired."""
     index = RECORDS.longest_expired(records, now)
     if index is None:
         raise NoSpace(
@@ -403,8 +420,8 @@ def remove_if_expired(path: str, now: float) -> bool:
     Remove an immutable share if it has leases, and all of them have expired.
 
     Returns:
-        whether it was removed. A share without any lease, or whose last one was lost in a power cut, or in
-            an unknown container, is kept.
+        whether the share was removed. It is kept if it has no lease, if its last lease was lost in a power
+            cut, or if its container is unknown.
     """
     fd = disk.lock_if_free(path)
     if fd is None:
@@ -413,8 +430,8 @@ def remove_if_expired(path: str, now: float) -> bool:
         header, _, records = _read(fd)
         leases = parse_leases(records)
         if len(leases) < header.lease_count or not leases or not leases[-1].expires:
-            return False  # the expiry of the lost lease is unknown
-        known = [lease.expires for lease in leases if lease.expires]  # zeros: lost in a power cut
+            return False  # a power cut lost a lease, whose expiry is unknown
+        known = [lease.expires for lease in leases if lease.expires]  # 0: lost in a power cut
         if not known or max(known) >= now:
             return False
         os.unlink(path)
@@ -425,12 +442,12 @@ def remove_if_expired(path: str, now: float) -> bool:
         os.close(fd)
 
 
-# A released lease stays in its place, with the expiry RELEASED_S, if the share has others. Only four bytes
-# change, so after a crash the lease is either there or not, and no other lease is touched; renewing it makes
-# it valid again. The file is removed in one step when no other lease is left.
+# If a share has other leases, a released lease stays in its place, with the expiry RELEASED_S. Only four
+# bytes change, so after a crash the lease is either valid or released, and no other lease is affected.
+# Renewing a released lease makes it valid again. If no other lease is left, the file is removed in one step.
 
 RELEASED_S = 1
-"""The expiry of a lease that was released; 0 is that of a lease that a power cut has lost."""
+"""The expiry of a lease that was released. An expiry of 0 means that a power cut lost the lease."""
 
 
 def release_lease(path: str, cancel_secret: bytes, since: int) -> Released:
@@ -459,7 +476,7 @@ def release_lease(path: str, cancel_secret: bytes, since: int) -> Released:
             return Released(kept=renewed)
         count, rest = divmod(len(records), LEASE_BYTES)
         others = (RECORDS.expiry(records, index) for index in set(range(count)).difference(ours))
-        # A lease that a power cut has lost may be another client's.
+        # A lease that was lost in a power cut may belong to another client.
         if rest or count < header.lease_count or any(each != RELEASED_S for each in others):
             for index in ours:
                 at = begin + index * LEASE_BYTES + EXPIRY_OFFSET
@@ -474,11 +491,11 @@ def release_lease(path: str, cancel_secret: bytes, since: int) -> Released:
 
 def read_leases(path: str) -> tuple[int, bytes]:
     """
-    Return the length of an immutable share's file before its leases, and these.
+    Return the length of an immutable share's file before its leases, and the lease records.
 
     Raises:
-        OSError: it does not exist, or the disk failed.
-        ValueError: it is not an immutable container.
+        OSError: the file does not exist, or the disk failed.
+        ValueError: the file is not an immutable container.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -489,11 +506,14 @@ def read_leases(path: str) -> tuple[int, bytes]:
 
 
 def _read(fd: int) -> tuple[ContainerHeader, int, bytes]:
-    """Return the header, the offset of the lease records, and those; ValueError if there are too many."""
+    """
+    Return the header, the offset of the lease records, and the records. Raises ValueError if there are too
+    many.
+    """
     file_bytes = os.fstat(fd).st_size
     header = parse_header(os.pread(fd, HEADER_BYTES, 0))
     begin = HEADER_BYTES + data_bytes(fd, header, file_bytes)
-    # With a damaged number, gigabytes of data might count as records.
+    # If the number of leases is damaged, gigabytes of data might count as records.
     if file_bytes - begin > MOST_READ * LEASE_BYTES:
         raise ValueError(f"a share file that claims {header.lease_count} leases")
     return header, begin, os.pread(fd, file_bytes - begin, begin)
@@ -502,7 +522,7 @@ def _read(fd: int) -> tuple[ContainerHeader, int, bytes]:
 def _without_lost(
     fd: int, header: ContainerHeader, begin: int, records: bytes
 ) -> tuple[ContainerHeader, int, bytes]:
-    """Return the same with only the existing leases counted, after correcting the file."""
+    """Return header, offset and records without leases that are counted but lost, and correct the file."""
     count, rest = divmod(len(records), LEASE_BYTES)
     if count == header.lease_count and not rest:
         return header, begin, records
@@ -512,7 +532,7 @@ def _without_lost(
 
 
 def _append(fd: int, record: bytes, at: int, count: int) -> None:
-    """Append a record, and count it; if the disk is full, restore the file's length."""
+    """Append a record, and count it. If the disk is full, restore the file's length."""
     try:
         disk.write_all(fd, record, at)
         disk.write_all(fd, count.to_bytes(4, "big"), LEASE_COUNT_OFFSET)
@@ -522,21 +542,21 @@ def _append(fd: int, record: bytes, at: int, count: int) -> None:
         raise
 
 
-# A lease record contains its expiry, 31 days after it was made or renewed. The operator may choose a longer
-# or shorter duration, or a date since which leases must have been renewed. Both become one time, with which
-# every expiry is compared.
+# A lease record contains its expiry, 31 days after the lease was made or renewed. The operator may choose a
+# longer or shorter duration, or a date since which leases must have been renewed. Either setting is converted
+# to one time, with which the expiry of every lease is compared.
 
 
 @attrs.frozen
 class Expiry:
     """
-    Which shares are removed.
+    The rules by which leases expire and shares are removed.
 
     Attributes:
-        duration_s: a lease expires this long after it was renewed; None: at its own expiry.
-        renewed_since: instead: a lease has expired if it was not renewed since this time, in seconds since
+        duration_s: a lease expires this many seconds after it was renewed; None: at its recorded expiry.
+        renewed_since: if given, a lease has expired if it was last renewed before this time, in seconds since
             1970.
-        immutable, mutable: which kinds of shares are removed at all.
+        immutable, mutable: whether shares of this kind are removed at all.
     """
 
     duration_s: int | None = None
@@ -546,9 +566,9 @@ class Expiry:
 
     def threshold(self, now: float) -> float:
         """
-        Return the time, in seconds since 1970: leases whose expiry is earlier have expired.
+        Return a time in seconds since 1970. Leases with a recorded expiry before this time have expired.
 
-        It is never after ``NEVER_S``: a lease with that date never expires.
+        The time is never after ``NEVER_S``, since leases with that expiry never expire.
         """
         if self.renewed_since is not None:
             now = self.renewed_since + LEASE_DURATION_S
@@ -566,17 +586,17 @@ def open_container(
     path: str, flags: int, start_bytes: int, understand: Callable[[str, int, bytes], T | None]
 ) -> T | None:
     """
-    Open a share's file and parse it; None if it does not exist or is of another kind.
+    Open a share's file and parse it; None if the file does not exist or is of another kind.
 
     Args:
-        understand: called with the path, the descriptor and the first bytes; raises ValueError if they are
+        understand: called with the path, the descriptor and the first bytes; raises ValueError if these are
             damaged.
 
     Raises:
-        ServerRefused: it is damaged, or the disk failed.
+        ServerRefused: the share is damaged, or the disk failed.
     """
     try:
-        # Opening a named pipe in a share's place would block the thread for ever.
+        # O_NONBLOCK: opening a named pipe in place of a share would block the thread for ever.
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -1,4 +1,4 @@
-"""Reads complete shares from their files."""
+"""Reader of complete shares, which are files in a storage directory."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class ShareReader:
     """
     An open complete share; a context manager. The data of an immutable share never changes.
 
-    It may be closed while another thread reads: the file is then closed when that read ends, so that its
-    descriptor never belongs to another file during the read.
+    The share may be closed while another thread reads. Then the file is closed when that read ends, so that
+    the descriptor never belongs to another file during the read.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ShareReader:
         self.close()
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return at most length bytes; fewer, or none, beyond the end."""
+        """Return at most length bytes; fewer, or none, if the share ends before."""
         length = min(length, self.share_bytes - offset)
         if length <= 0 or offset < 0:
             return b""
@@ -56,7 +56,7 @@ class ShareReader:
 
     def read_exactly(self, offset: int, length: int) -> bytes:
         """
-        Return length bytes, which must lie within the share.
+        Return exactly length bytes, which must lie within the share.
 
         Raises:
             ServerRefused: the file has become shorter, or the disk failed.
@@ -72,7 +72,7 @@ class ShareReader:
         self._close()
 
     def _close(self) -> None:
-        # If a read holds the lock, it closes the file afterwards.
+        # If a read holds the lock, the read closes the file when it ends.
         if self._lock.acquire(blocking=False):
             fd, self._fd = self._fd, -1
             self._lock.release()
@@ -82,20 +82,20 @@ class ShareReader:
 
 def open_reader(path: str) -> ShareReader | None:
     """
-    Open an immutable share, or return None if it does not exist or is mutable.
+    Open an immutable share, or return None if the share does not exist or is mutable.
 
     Raises:
-        ServerRefused: it is damaged, or the disk failed.
+        ServerRefused: the share is damaged, or the disk failed.
     """
     return open_container(path, os.O_RDONLY, mutable_containers.MAGIC_BYTES, _reader_of)
 
 
 def holds_share(path: str) -> bool:
     """
-    Return whether a file begins as an immutable share does, and can be read.
+    Return whether a file can be read and begins as an immutable share does.
 
     Raises:
-        OSError: there are too many open files to find out.
+        OSError: the file cannot be opened because too many files are open.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -131,7 +131,7 @@ def list_numbers(
     Return the numbers of the complete shares in a directory; None if the directory does not exist.
 
     Args:
-        counts: returns whether to include the file of a path.
+        counts: takes the path of a file; returns whether to include it.
 
     Raises:
         ServerRefused: the disk failed.

@@ -48,12 +48,12 @@ log = Logger()
 @attrs.define(eq=False, repr=False)
 class FreeSpace:
     """
-    The free space below one directory, queried only as often as needed.
+    The free space on the disk of one directory; the disk is queried only as often as needed.
 
     Args:
-        path: of the directory that holds shares.
+        path: the directory that holds shares.
         clock: seconds since 1970.
-        free: returns the free space on the disk of a path, or None if unknown.
+        free: takes a path; returns the free space on its disk in bytes, or None if unknown.
     """
 
     _path: str
@@ -64,7 +64,7 @@ class FreeSpace:
 
     def free_bytes(self) -> int | None:
         """
-        Return the free bytes now, or None if unknown.
+        Return how many bytes are free now, or None if unknown.
 
         Raises:
             ServerRefused: the storage directory is not a directory.
@@ -79,15 +79,15 @@ class FreeSpace:
         self, wanted: int, allocated: int, promised: Callable[[], int], fresh: bool = False
     ) -> int:
         """
-        Return how much space is missing; 0 if none, or unknown.
-
-        ``promised`` is called only if it matters, since it examines every upload.
+        Return how many bytes of space are missing; 0 if none are, or if the free space is unknown.
 
         Args:
-            wanted: bytes to store, and those that must stay free.
-            allocated: lengths of unfinished uploads, however much of them has arrived.
-            promised: returns how much of them is still to arrive.
-            fresh: ask the disk in any case; otherwise at most once a second if there is enough space.
+            wanted: the bytes to store, plus the bytes that must stay free.
+            allocated: the total length of unfinished uploads, including bytes that have arrived.
+            promised: returns how many bytes of unfinished uploads are still to arrive; called only if the
+                space may be short.
+            fresh: query the disk in any case. Otherwise it is queried at most once a second while there is
+                enough space.
         """
         needed = wanted + allocated
         second = int(self._clock())
@@ -100,8 +100,8 @@ class FreeSpace:
         return max(0, wanted + promised() - free)
 
 
-# Advisories are kept for the operator, one file each, as Tahoe-LAFS's servers do. At most 1000 of at most
-# 32768 bytes are kept, so that they do not fill the disk.
+# Advisories are kept for the operator, one file each, as Tahoe-LAFS's servers do. At most 1000 advisories of
+# at most 32768 bytes each are kept, so that they do not fill the disk.
 
 MAX_ADVISORIES = 1000
 MAX_REASON_BYTES = 32768
@@ -118,13 +118,13 @@ class Advisories:
     def __init__(self, directory: str, clock: Callable[[], float]) -> None:
         self._directory = directory
         self._clock = clock
-        self._full_minute: int | None = None  # the minute in which there were too many
+        self._full_minute: int | None = None  # the last minute with too many advisories
 
     def keep(self, storage_index: bytes, share_number: int, reason: str, mutable: bool) -> bool:
         """
-        Write an advisory, unless there are too many already; returns whether it was written.
+        Write an advisory, unless there are too many already. Return whether it was written.
 
-        When there are too many, they are counted again once a minute.
+        While there are too many, they are counted again only once a minute.
 
         Raises:
             ServerRefused: the disk failed.
@@ -142,7 +142,7 @@ class Advisories:
             if len(os.listdir(self._directory)) >= MAX_ADVISORIES:
                 self._full_minute = minute
                 return False
-            # It may be shown in a terminal.
+            # The operator may show the file in a terminal.
             safe = harmless(reason[:MAX_REASON_BYTES]).encode("utf-8", "replace")
             text = safe[:MAX_REASON_BYTES].decode("utf-8", "ignore")
             with suppress(FileExistsError):
@@ -157,7 +157,7 @@ class Advisories:
 
 
 def _make(path: str, text: str) -> None:
-    """Create a file; if the disk is full, remove it."""
+    """Create a file with this text; if the disk is full, remove the file again."""
     with open(path, "x", encoding="utf-8", opener=_open_private) as file:
         try:
             file.write(text)
@@ -172,17 +172,20 @@ def _open_private(path: str, flags: int) -> int:
 
 
 #     shares/<2 characters>/<storage index>/<share number>             complete shares
-#     shares/incoming/<storage index>.<share number>                   unfinished ones
+#     shares/incoming/<storage index>.<share number>                   unfinished uploads
 #     corruption-advisories/<time>--<storage index>-<share number>     advisories
 #
 # Files with other names and symbolic links are ignored. ``incoming`` is one flat directory, unlike that of
-# Tahoe-LAFS, which empties its own when it starts. A directory for each unfinished upload, created and
-# removed, would cost more than all the rest: ext4 does not reuse an inode that was freed in the last
-# seconds, and every new file searches past those.
+# Tahoe-LAFS, which empties its ``incoming`` when it starts. Creating and removing a directory for each
+# unfinished upload would cost more than all other work: ext4 does not reuse an inode that was freed in the
+# last seconds, and creating a file searches past all such inodes.
 
 KEEP_UNFINISHED_S = 7 * 86400.0
 WORTHLESS_AFTER_S = 30 * 60.0
-"""For uploads without a note of what has arrived, which cannot be resumed, such as those of Tahoe-LAFS."""
+"""
+How long an upload without a note is kept after its last write. It cannot be resumed, since nothing records
+which bytes have arrived. Uploads of Tahoe-LAFS are of this kind.
+"""
 DEFAULT_EXPIRY = Expiry()
 
 
@@ -192,17 +195,17 @@ class StoreSettings:
     What a store accepts, and how much of it.
 
     Attributes:
-        reserved_bytes: space on the disk that shares must leave free.
-        quota_bytes: for the files of complete shares and unfinished uploads; None: no quota. A store with a
-            quota accepts nothing before ``usage`` is opened.
+        reserved_bytes: the space on the disk that shares must leave free.
+        quota_bytes: the maximum for the files of complete shares and unfinished uploads; None for no quota. A
+            store with a quota accepts nothing before ``usage`` is opened.
         read_only: accept no shares. Leases are renewed nevertheless.
-        max_open_uploads: files that are kept open; further unfinished uploads are closed, the longest
-            unused first, and opened again for their next write. Complete ones that wait to become durable
-            stay open and are not counted: the caller limits them.
-        max_uploads: unfinished uploads at a time; beyond that some are evicted, or an allocation is
+        max_open_uploads: how many unfinished uploads may have their files open. The files of further uploads
+            are closed, the longest unused first, and opened again for their next write. Complete uploads that
+            wait to become durable stay open and are not counted: the caller limits them.
+        max_uploads: the maximum number of unfinished uploads. Beyond it some are evicted, or an allocation is
             rejected.
-        keep_unfinished_s: an unfinished upload is given up this long after its last write, unless it was
-            evicted before.
+        keep_unfinished_s: an unfinished upload is given up this many seconds after its last write, unless it
+            was evicted before.
     """
 
     reserved_bytes: int = 0
@@ -218,22 +221,23 @@ class ShareStore:
     Shares, leases and unfinished uploads of one storage directory, in the on-disk format of Tahoe-LAFS.
 
     Methods block on the disk and on nothing else: call them from a thread, or directly where they are fast.
-    Several threads may use a store, and several processes a directory, each with its own store. Creating
+    Several threads may use a store. Several processes may use a directory, each with its own store. Creating
     the object does not access the disk; directories are created when needed.
 
     Args:
         root: the storage directory.
         clock: seconds since 1970, for abandoned uploads; and for leases, unless ``date`` is given.
-        free_bytes: returns the space on the disk of a path, or None if unknown.
-        boot_id: 16 bytes that change whenever the machine starts.
+        free_bytes: takes a path; returns the space on its disk, or None if unknown.
+        boot_id: returns 16 bytes that change whenever the machine starts.
 
     Attributes:
-        slots: mutable shares; the rest of the store is about immutable ones, unless stated otherwise.
-        usage: how much of the quota is used; None: there is no quota.
-        clients: how much named clients use of theirs.
+        slots: the mutable shares; everything else in the store is for immutable shares, unless stated
+            otherwise.
+        usage: how much of the quota is used; None if there is no quota.
+        clients: how much of its own quota each named client uses.
 
     Raises, in all methods:
-        UsageError: a storage index that is not 16 bytes, or a number that is not 0 to 255.
+        UsageError: a storage index is not 16 bytes long, or a share number is not 0 to 255.
         ServerRefused: the disk failed.
     """
 
@@ -297,10 +301,10 @@ class ShareStore:
 
     def available_bytes(self, owner: int = 0) -> int | None:
         """
-        Return the space for more shares, or None if unknown; 0 if read-only.
+        Return how many bytes of further shares fit, or None if unknown; 0 if the store is read-only.
 
         Args:
-            owner: the number of a named client; 0: another's.
+            owner: the number of a named client; 0 for other clients.
 
         Raises:
             ServerRefused: the storage directory is not a directory.
@@ -316,12 +320,12 @@ class ShareStore:
             free = max(0, free - self.reserved_bytes - remaining_bytes)
         if self.usage is None:
             return free
-        # A share of exactly this size must fit.
+        # The container is subtracted, so that a share of exactly the returned size fits.
         left = max(0, self.usage.room_bytes(file_bytes) - share_file.container_bytes(0))
         return left if free is None else min(free, left)
 
     def quota_refuses(self, share_bytes: int, owner: int = 0) -> bool:
-        """Return whether the quota, or that of a named client, has no space for a share."""
+        """Return whether a quota, of the server or of a named client, has no space for a share."""
         if self.read_only:
             return False
         usage, size = self.usage, share_file.container_bytes(share_bytes)
@@ -329,12 +333,14 @@ class ShareStore:
         return refuses or self.clients.missing(owner, size) > 0
 
     def _change(self, storage_index: bytes, paths: Collection[str], owner: int = 0) -> SpaceChange:
-        """Return what counts a change of share files of a storage index; used with ``with``."""
+        """Return a context manager that counts a change of share files of a storage index."""
         client = self.clients.changing(storage_index, paths, owner)
         return SpaceChange(self.usage, storage_index, self._fits, self._make_room, client)
 
     def _make_room(self, missing_bytes: int) -> bool:
-        """Evict uploads for what mutable shares and leases lack; return whether that suffices."""
+        """
+        Evict uploads to free the space that mutable shares and leases lack; return whether it is enough.
+        """
         return self._unfinished.make_space(NOBODY, UploadDemand(0, 0, 0, missing_bytes))
 
     def _missing_bytes(self, more_bytes: int, fresh: bool = False) -> int:
@@ -345,14 +351,16 @@ class ShareStore:
 
     def _fits(self, more_bytes: int) -> bool:
         """
-        Return whether the disk has space for more bytes of mutable shares and leases, after evicting uploads
-        if necessary.
+        Return whether the disk has space for more bytes of mutable shares and leases. Evict uploads if
+        necessary.
         """
         missing = self._missing_bytes(more_bytes, fresh=True)
         return not missing or self._make_room(missing)
 
     def version(self, owner: int = 0) -> ServerVersion:
-        """Return what the server reports about itself, to a named client or (0) others."""
+        """
+        Return what the server reports about itself to a named client (``owner``), or to other clients (0).
+        """
         room = self.available_bytes(owner)
         if not disk.is_writable(self._paths.shares):
             room = 0
@@ -371,13 +379,14 @@ class ShareStore:
         client: Client = NOBODY,
     ) -> Allocation:
         """
-        Allocate space for shares of exactly ``share_bytes`` bytes; renew the leases of all existing ones.
+        Allocate space for shares of exactly ``share_bytes`` bytes. Renew the leases of all shares that exist
+        already.
 
         Shares that are rejected, for lack of space or because another client is uploading them, are in
-        neither set.
+        neither set of the result.
 
         Args:
-            client: the uploader; this process itself is limited only by the disk.
+            client: the uploader. By default this process itself, which is limited only by the disk.
         """
         steps = self.allocate_in_steps(storage_index, share_numbers, share_bytes, secrets, client)
         while True:
@@ -396,17 +405,18 @@ class ShareStore:
         client: Client = NOBODY,
     ) -> Generator[None, None, Allocation]:
         """
-        Like ``allocate``, in steps of one share each: creating its file takes a tenth of a millisecond or
-        more.
+        Do the same as ``allocate``, in steps of one share each: creating the file of a share takes a tenth of
+        a millisecond or more.
 
-        Shares that others finish between the steps are not allocated.
+        Shares that other clients finish between the steps are not allocated.
         """
         for number in share_numbers:
             check_number(number)
         if share_bytes < 0:
             raise UsageError(f"a share cannot be {share_bytes} bytes long; allocate 0 or more")
         with self._unfinished.allocate_lock:
-            # A file that is not readable as a share must not count, or its client would have a share less.
+            # A file that is not readable as a share must not count as existing, or the uploader would have
+            # one share too few.
             there = self._list_shares(storage_index, holds_share)
             have = frozenset(
                 number for number in there or () if self._leased(storage_index, number, secrets)
@@ -417,7 +427,7 @@ class ShareStore:
         for number in wanted:
             if number != wanted[0]:
                 yield
-                new_index = False  # as far as is known
+                new_index = False  # a hint; the directory may be missing
             call = storage_index, number, share_bytes, secrets, new_index, client
             with self._unfinished.allocate_lock:
                 if self._unfinished.allocate(*call):
@@ -426,12 +436,13 @@ class ShareStore:
 
     def _leased(self, storage_index: bytes, number: int, secrets: UploadSecrets) -> bool:
         """Renew the lease on an existing share; return whether the share still exists."""
-        # A lease that cannot be renewed (a disk mounted read-only, no space) does not hide the share.
+        # A share counts as existing even if its lease cannot be renewed (disk mounted read-only, no space).
         with suppress(OSError, ValueError, NoSpace):
             try:
                 return self._renew(storage_index, number, share_file.OWNER_ALLOCATE, secrets.lease)
             except QuotaReached:
-                # A named client must not take another's share for its own, and depend on that lease.
+                # Without its own lease, a named client must not rely on another client's share, which exists
+                # only as long as that client's lease.
                 return not secrets.lease.owner
         return True
 
@@ -441,7 +452,7 @@ class ShareStore:
         """
         Store a new share in one call instead of ``allocate`` and a write; the upload is then complete.
 
-        None if that is not possible; nothing has been done then.
+        Return None if this is not possible; then nothing has been changed.
         """
         if self.read_only or not data:
             return None
@@ -452,14 +463,15 @@ class ShareStore:
         self, storage_index: bytes, share_number: int, upload_secret: bytes, client: Client = NOBODY
     ) -> IncomingShare:
         """
-        Return an unfinished upload to write to, from this process or left by a dead one.
+        Return an unfinished upload to write to. It may belong to this process, or have been left by a dead
+        one.
 
         Args:
-            client: the writer.
+            client: the client that writes.
 
         Raises:
-            NoSuchShare: it does not exist.
-            WrongSecret: it has another secret, or another process is writing it.
+            NoSuchShare: the upload does not exist.
+            WrongSecret: the upload has another secret, or another process is writing it.
         """
         return self._unfinished.upload(storage_index, share_number, upload_secret, client)
 
@@ -468,7 +480,7 @@ class ShareStore:
         Remove an unfinished upload.
 
         Raises:
-            NoSuchShare: it does not exist, or all of its bytes have arrived.
+            NoSuchShare: the upload does not exist, or all of its bytes have arrived.
             WrongSecret: see ``upload``.
         """
         self._unfinished.abort(storage_index, share_number, upload_secret)
@@ -479,17 +491,21 @@ class ShareStore:
         """
         Return the numbers of all complete immutable shares.
 
-        Damaged ones are included, so that a verifier can report them; for ``allocate`` a file that is empty
-        after a power cut, or that this process may not read, does not count. It is not replaced.
+        Damaged shares are included, so that a verifier can report them. In ``allocate``, a file that is empty
+        after a power cut, or that this process may not read, does not count as a share; it is not replaced
+        either.
         """
         return self._list_shares(storage_index, _is_immutable) or frozenset()
 
     def _list_shares(
         self, storage_index: bytes, counts: Callable[[str], bool]
     ) -> frozenset[int] | None:
-        """The same; None if their directory does not exist. See ``list_numbers``."""
+        """
+        Return the numbers of the shares that count, or None if their directory does not exist; see
+        ``list_numbers``.
+        """
         directory = self._paths.directory(storage_index)
-        # Usually it does not exist, and the exception of scandir takes longer.
+        # Usually the directory does not exist. The exception of scandir would take longer than this check.
         return list_numbers(directory, counts) if os.access(directory, os.F_OK) else None
 
     def open_share(self, storage_index: bytes, share_number: int) -> ShareReader:
@@ -497,8 +513,8 @@ class ShareStore:
         Open a complete share for reading.
 
         Raises:
-            NoSuchShare: it does not exist.
-            ServerRefused: it is damaged.
+            NoSuchShare: the share does not exist.
+            ServerRefused: the share is damaged.
         """
         reader = open_reader(self._paths.final(*check_key(storage_index, share_number)))
         if reader is None:
@@ -512,12 +528,12 @@ class ShareStore:
 
     def add_lease(self, storage_index: bytes, secrets: LeaseSecrets) -> None:
         """
-        Add or renew a lease on every share of the storage index, of either kind.
+        Add or renew a lease on every share of the storage index, immutable or mutable.
 
-        A damaged share, or a lease that the quota refuses, does not prevent leases on the others, which would
-        expire otherwise; its error is raised after all others have their lease. A share with the maximum of
-        leases ends it at once: otherwise a client that fills shares with leases would make each further
-        request read all of them.
+        If a share is damaged, or a quota refuses a lease, the other shares still get their leases, without
+        which they would expire; the error is raised afterwards. But a share with the maximum number of leases
+        ends the call at once: otherwise a client that fills shares with leases would make each further
+        request read all these leases.
 
         Raises:
             NoSuchShare: the storage index has no shares.
@@ -528,7 +544,7 @@ class ShareStore:
         try:
             found = self.slots.add_lease(storage_index, secrets)
         except ServerRefused as error:
-            # As with a share that has the maximum of leases.
+            # A share with the maximum number of leases ends the call.
             if isinstance(error, NoSpace) and not isinstance(error, QuotaReached):
                 raise
             failed = error
@@ -538,7 +554,7 @@ class ShareStore:
             try:
                 found |= self._renew(storage_index, number, share_file.OWNER_ADD_LEASE, secrets)
             except QuotaReached as error:
-                failed = failed or error  # others may have this lease, and need no space
+                failed = failed or error  # other shares may need no space for it
             except OSError as error:
                 failed = failed or disk.disk_error(error, f"renew the lease of {path!r}")
             except ValueError as error:
@@ -553,18 +569,20 @@ class ShareStore:
 
     def release_lease(self, storage_index: bytes, cancel_secret: bytes, since: int) -> Released:
         """
-        Release the leases with a cancel secret on all shares of the storage index, of either kind; remove
-        shares that have no lease then, and count their space as free.
+        Release the leases with a cancel secret on all shares of the storage index, immutable or mutable.
+        Remove shares that have no lease left, and count their space as free.
 
-        The operator's setting for expired leases does not matter: the last client with a lease has given the
-        share up. A share that never had a lease, or whose other leases may be lost, stays.
+        Shares are removed even if the operator's settings keep shares with expired leases, since the last
+        client with a lease has given the share up. A share that never had a lease, or whose other leases may
+        be lost, is kept.
 
         Args:
             cancel_secret: 32 bytes.
-            since: seconds since 1970. Leases that were made or renewed at this time or later stay.
+            since: seconds since 1970. Leases that were made or renewed at this time or later are kept.
 
         Raises:
-            ServerRefused: the disk failed, or a share is damaged; other shares' leases are released.
+            ServerRefused: the disk failed, or a share is damaged; leases on the other shares are released
+                nevertheless.
         """
         failed: ServerRefused | None = None
         done = Released()
@@ -593,7 +611,7 @@ class ShareStore:
 
     @property
     def now(self) -> int:
-        """The time by which leases are made and renewed, in seconds since 1970."""
+        """The date that leases get which are made or renewed at this moment, in seconds since 1970."""
         return int(self._date())
 
     def _renew(self, storage_index: bytes, number: int, owner: int, secrets: LeaseSecrets) -> bool:
@@ -606,7 +624,7 @@ class ShareStore:
         self, storage_index: bytes, share_number: int, reason: str, mutable: bool = False
     ) -> bool:
         """
-        Keep a client's advisory for the operator, up to a limit; returns whether it was kept.
+        Keep a client's advisory for the operator, unless there are too many. Return whether it was kept.
 
         Raises:
             NoSuchShare: the share does not exist.
@@ -619,18 +637,20 @@ class ShareStore:
 
     def adopt_leftovers(self) -> int:
         """
-        Count what earlier processes left unfinished as promised space; returns the number of uploads.
+        Count the bytes that unfinished uploads of earlier processes still need as promised space; return the
+        number of these uploads.
 
-        For a process that serves the directory alone, before it starts.
+        For a process that serves the directory alone. Call this before it starts to serve.
         """
         return self._unfinished.adopt_leftovers()
 
     def expire_uploads(self) -> int:
         """
-        Give up uploads that were not written for ``keep_unfinished_s``, also those of dead processes.
+        Give up uploads that were not written for ``keep_unfinished_s``, including those of dead processes.
+        Call this every few minutes.
 
         Returns:
-            how many were given up. Call it every few minutes.
+            how many uploads were given up.
         """
         now = self._clock()
         too_old = now - self.keep_unfinished_s
@@ -642,20 +662,22 @@ class ShareStore:
 
     def collect_garbage(self, expiry: Expiry = DEFAULT_EXPIRY, now: float | None = None) -> int:
         """
-        Remove shares whose leases have all expired by ``now`` (or the clock); returns how many.
+        Remove shares whose leases have all expired by ``now`` (by default, by the clock); return how many
+        were removed.
 
-        Only called if the operator wants it. It may take long; call it in a thread.
+        Call this only if the operator wants expired shares to be removed. It may take long, so call it in a
+        thread.
         """
         call = self._paths.shares, expiry, now or self._clock()
         return garbage_collector.remove_expired(*call, self._gone, self._removing)
 
     def _removing(self, directory: str, path: str) -> AbstractContextManager[object]:
-        """Return what counts the removal of a share for named clients."""
+        """Return a context manager that counts the removal of a share for named clients."""
         index = storage_index_of(directory)
         return nullcontext() if index is None else self.clients.changing(index, (path,))
 
     def _gone(self, directory: str, size: int) -> None:
-        """Count a share that was removed."""
+        """Count the removal of a share whose file was ``size`` bytes long."""
         storage_index = storage_index_of(directory)
         if self.usage is not None and storage_index is not None:
             self.usage.begin(storage_index)
@@ -664,9 +686,9 @@ class ShareStore:
 
     def count_usage(self) -> int:
         """
-        Count the space that all shares take, if that is due; returns 0, since it logs a difference itself.
+        Count the space that all shares take, if a count is due. Always return 0; a difference is logged here.
 
-        Call it every few minutes, in the worker thread that also collects garbage: it may take long.
+        This may take long. Call it every few minutes, in the worker thread that also collects garbage.
         """
         usage = self.usage
         try:
@@ -684,7 +706,10 @@ class ShareStore:
         return 0
 
     def ignore_quota(self) -> None:
-        """Count nothing: another process serves the directory, and its changes are not known here."""
+        """
+        Stop applying quotas, because another process serves the directory and this one does not know of its
+        changes.
+        """
         self.usage = self._unfinished.usage = None
         self.clients.set_clients(())
 
@@ -693,18 +718,18 @@ class ShareStore:
         self._unfinished.release()
 
     def stop_counting(self) -> None:
-        """End ``count_usage`` soon, before ``close``."""
+        """Make ``count_usage`` end soon, before ``close``."""
         self.clients.stop()
         if self.usage is not None:
             self.usage.stop()
 
     def close(self) -> None:
-        """Release everything; the next process that opens the directory may resume the uploads."""
+        """Release everything. The next process that opens the directory may resume the uploads."""
         self._unfinished.close()
         if self.usage is not None:
             self.usage.close()
 
 
 def _is_immutable(path: str) -> bool:
-    """Return whether a file with a share's name is anything but a mutable share."""
+    """Return whether a file with a share's name is not a mutable share."""
     return not slotfiles.is_mutable_file(path)

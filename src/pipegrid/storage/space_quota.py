@@ -1,6 +1,6 @@
 """
-The space that the shares of a storage directory take, and the quota on it: counted, kept over restarts,
-counted again.
+The quota on a storage directory, and the space that its shares take: how it is counted, kept over restarts,
+and counted again.
 """
 
 from __future__ import annotations
@@ -28,42 +28,50 @@ from pipegrid.storage.mutable.slot_file import is_mutable_file
 from pipegrid.storage.share_file import MAX_SHARE_BYTES, HasRoom
 from pipegrid.storage.storage_paths import SHARE_NUMBERS, Paths
 
-# What counts is the length of the files of complete shares, of either kind, with their leases, and the full
-# length of unfinished uploads, however much of them has arrived. It is known without looking at the disk:
-# every change of this process adds its difference.
+# What counts is the length of the files of complete shares, immutable or mutable, with their leases, and the
+# full length of unfinished uploads, including bytes that have not arrived. The sum is known without looking
+# at the disk: every change that this process makes adds its difference.
 #
-# A note in the storage directory keeps the number for the next process:
+# A note in the storage directory keeps the sum for complete shares for the next process:
 #
-# * written when the server stops, it is exact. It holds a checksum of the times at which the 1024 directories
-#   of shares have changed; if another program has added or removed storage indexes since, they are counted;
-# * while the server runs, the note says that the number is not exact, and gives one that is never exceeded.
-#   That one is raised in steps of ``STEP_BYTES``, before it would be. So after ``kill -9`` the next process
-#   never accepts more than the quota, although it counts the shares only then, while it works;
-# * after a power cut the note may be an old one. Then, as where there is none, no new share is accepted until
-#   all have been counted.
+# * A note that is written when the server stops is exact. It has a checksum of the times at which the 1024
+#   directories of shares have changed. If another program has added or removed storage indexes since then,
+#   the shares are counted.
+# * While the server runs, the note says that its number is not exact, but an upper limit. The limit is raised
+#   in steps of ``STEP_BYTES`` before it is reached. So after ``kill -9`` the next process never accepts more
+#   than the quota, although it counts the shares only while it serves clients.
+# * After a power cut the note may be an old one. Then, or if there is no note, no new share is accepted until
+#   all shares have been counted.
 #
-# Leases may exceed the quota a little, for without them shares that are there already would be removed.
+# Leases may exceed the quota a little, since existing shares would be removed without them.
 #
-# Shares are counted again at least every ``RECOUNT_S``, and an hour after the last time if the quota has
-# refused something since: shares that were removed by hand give their space back then.
+# Shares are counted again at least every ``RECOUNT_S``. If the quota has refused something since the last
+# count, they are counted an hour after that count, so that the space of shares that were removed by hand is
+# free again.
 
 NOTE_NAME = "space-usage.json"
 MAX_NOTE_BYTES = 1000
 STEP_BYTES = 256 << 20
 MIN_LEASE_EXCESS_BYTES = 1 << 20
 LEASE_EXCESS_PART = 64
-"""Leases may exceed the quota by this part of it between two counts, or by the minimum if that is more."""
+"""
+Between two counts, leases may exceed the quota by 1/64 of the quota, but at least by
+``MIN_LEASE_EXCESS_BYTES``.
+"""
 
 RECOUNT_S = 12 * 3600.0
 RECOUNT_FULL_S = 3600.0
 NOT_COUNTED = 1 << 62
-"""How much is missing as long as it is unknown how much is used: more than can be given up."""
+"""
+The number of missing bytes that is returned while the used space is unknown. It is more than evictions can
+free.
+"""
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 PREFIXES = tuple(first + second for first in _ALPHABET for second in _ALPHABET)
-"""The directories of shares; that of a storage index is the one of its first ten bits."""
+"""The names of the directories of shares, each from the first ten bits of a storage index."""
 
-_NAME_CHARACTERS = 26  # of a storage index in base32
+_NAME_CHARACTERS = 26  # length of a storage index in base32
 _MOST_TRIES = 500
 _TRY_AGAIN_S = 0.01
 _LONGEST_REST_S = 0.1
@@ -76,13 +84,13 @@ log = Logger()
 @attrs.frozen
 class UsageNote:
     """
-    What one process records for the next.
+    What one process records for the next one.
 
     Attributes:
-        bytes: taken by complete shares; never more, unless it is exact.
-        exact: whether the server had stopped when it was written.
-        boot_id: of the machine's last start, in hexadecimal.
-        checksum: see ``checksum_of``; empty unless it is exact.
+        bytes: the space that complete shares take; an upper limit unless ``exact``.
+        exact: whether the server had stopped when the note was written.
+        boot_id: the identifier of the machine's last start, in hexadecimal.
+        checksum: see ``checksum_of``; empty unless ``exact``.
         counted_s: when all shares were last counted, in seconds since 1970.
         quota_bytes: the quota, for other programs that read the directory.
     """
@@ -115,14 +123,15 @@ def read_note(storage: Path) -> UsageNote | None:
 
 
 def remove_note(storage: Path) -> None:
-    """Remove the note, if any: for a server without a quota, whose changes are not counted."""
+    """Remove the note, if any. For a server without a quota, which does not count its changes."""
     with suppress(OSError):
         os.unlink(storage / NOTE_NAME)
 
 
 def checksum_of(shares: str) -> str:
     """
-    Return a checksum of when the directories of shares have changed, by adding or removing a storage index.
+    Return a checksum of the times at which the directories of shares were last changed, by adding or removing
+    a storage index.
     """
     checksum = hashlib.blake2b(digest_size=16)
     for prefix in PREFIXES:
@@ -134,10 +143,10 @@ def checksum_of(shares: str) -> str:
 
 def storage_indexes(shares: str, prefix: str) -> list[str]:
     """
-    Return the paths of the directories that hold the shares of one storage index each.
+    Return the paths of the directories with this prefix, each with the shares of one storage index.
 
     Raises:
-        OSError: they cannot be listed.
+        OSError: the directories cannot be listed.
     """
     try:
         with os.scandir(f"{shares}/{prefix}") as entries:
@@ -153,7 +162,10 @@ def storage_indexes(shares: str, prefix: str) -> list[str]:
 
 
 def storage_index_of(directory: str) -> bytes | None:
-    """Return the storage index whose shares are in a directory; None if its name is not that of one."""
+    """
+    Return the storage index whose shares are in a directory; None if the directory's name is not a storage
+    index.
+    """
     try:
         return base32.decode(os.path.basename(directory))
     except ValueError:
@@ -165,14 +177,14 @@ def share_files(directory: str) -> list[tuple[str, int]]:
     Return path and length of the files of all shares of one storage index.
 
     Raises:
-        OSError: they cannot be listed.
+        OSError: the files cannot be listed.
     """
     found = []
     try:
         with os.scandir(directory) as entries:
             for entry in entries:
                 if entry.name in SHARE_NUMBERS and is_file(entry):
-                    with suppress(FileNotFoundError):  # removed at this moment
+                    with suppress(FileNotFoundError):  # the file was removed at this moment
                         found.append((entry.path, entry.stat(follow_symlinks=False).st_size))
     except (FileNotFoundError, NotADirectoryError):
         return []
@@ -181,7 +193,7 @@ def share_files(directory: str) -> list[tuple[str, int]]:
 
 @attrs.define
 class ShareTotal:
-    """A number of shares, and the length of their files."""
+    """The number of some shares, and the total length of their files."""
 
     shares: int = 0
     bytes: int = 0
@@ -194,11 +206,11 @@ class ShareTotal:
 
 class StoredSpace:
     """
-    What is in a storage directory, measured without a server, also while one runs.
+    The shares in a storage directory, measured without the server's help, even while the server runs.
 
     Attributes:
         immutable, mutable: complete shares.
-        unfinished: uploads, with what their files take now.
+        unfinished: unfinished uploads; the present length of their files counts.
     """
 
     def __init__(self) -> None:
@@ -208,7 +220,7 @@ class StoredSpace:
 
     @property
     def all(self) -> ShareTotal:
-        """The sum of the three."""
+        """The sum of immutable, mutable and unfinished shares."""
         parts = self.immutable, self.mutable, self.unfinished
         return ShareTotal(sum(each.shares for each in parts), sum(each.bytes for each in parts))
 
@@ -222,7 +234,7 @@ class StoredSpace:
             seen: called with the path of each file that counts.
 
         Raises:
-            OSError: a part of it cannot be listed.
+            OSError: a part of the directory cannot be listed.
         """
         paths = Paths(storage)
         for prefix in PREFIXES:
@@ -248,20 +260,21 @@ def file_bytes(path: str) -> int:
 
 class SpaceUsage:
     """
-    How much of its quota a store uses. Methods may be called from any thread, and wait for no disk, unless
-    stated otherwise.
+    How much of its quota a store uses. Methods may be called from any thread, and do not wait for the disk
+    unless stated otherwise.
 
-    A store calls ``reserve`` before it accepts bytes and ``release`` when they count as something else,
-    ``begin`` before a change of the shares of a storage index, ``grew`` with its difference, and ``end``.
+    A store calls ``reserve`` before it accepts bytes, and ``release`` when these bytes count as allocated or
+    used. It calls ``begin`` before a change of the shares of a storage index, ``grew`` with the difference in
+    bytes, and ``end`` afterwards.
 
     Args:
         allocated: returns the full length of the files of unfinished uploads.
         clock: seconds since 1970.
-        boot_id: 16 bytes that change whenever the machine starts.
+        boot_id: returns 16 bytes that change whenever the machine starts.
 
     Attributes:
-        quota_bytes: for complete shares and unfinished uploads.
-        used_bytes: taken by complete shares; an upper limit, unless it is exact.
+        quota_bytes: the maximum for complete shares and unfinished uploads.
+        used_bytes: the space that complete shares take; an upper limit unless ``exact``.
         counted: whether ``used_bytes`` is known at all.
         exact: whether all shares have been counted since another process used the directory.
     """
@@ -283,21 +296,21 @@ class SpaceUsage:
         self._clock = clock
         self._boot_id = boot_id
         self._reserved_bytes = 0
-        self._upto_bytes = -1  # what the note says is never exceeded
+        self._upto_bytes = -1  # the upper limit in the note
         self._counted_s = 0.0
         self._lease_excess_bytes = (
-            0  # of leases that were accepted beyond the quota since the last count
+            0  # length of the leases accepted beyond the quota since the last count
         )
         self._refused = self._opened = self._stopping = False
-        self._told: set[str] = set()  # what was logged since the last count
-        self._unnoted = False  # the note could not be written
+        self._told: set[str] = set()  # kinds of messages logged since the last count
+        self._unnoted = False  # whether writing the note failed
         self._changing: Counter[bytes] = (
             Counter()
-        )  # storage indexes, each with its number of changes
-        self._counting: int | None = None  # while all are counted: the prefix at hand
-        self._recounted: set[int] = set()  # the prefixes that are counted
+        )  # storage indexes with changes in progress, and how many
+        self._counting: int | None = None  # during a count: its present prefix
+        self._recounted: set[int] = set()  # prefixes counted so far
         self._recounted_bytes = 0
-        self._touched: set[bytes] = set()  # those with that prefix that have changed meanwhile
+        self._touched: set[bytes] = set()  # changed during the count of its prefix
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -306,24 +319,24 @@ class SpaceUsage:
     # What fits.
 
     def granted_bytes(self) -> int:
-        """Return what counts against the quota now."""
+        """Return how many bytes count against the quota now."""
         return self.used_bytes + self._reserved_bytes + self._allocated()
 
     def missing(self, more_bytes: int) -> int:
-        """Return how many bytes the quota lacks for more; 0 if none."""
+        """Return how many bytes the quota lacks for ``more_bytes``; 0 if it suffices."""
         if not self.counted:
             return NOT_COUNTED
         missing = max(0, self.granted_bytes() + more_bytes - self.quota_bytes)
-        # A size that no share has does not say that space is needed.
+        # A request above the maximum size of a share must not cause an early count.
         self._refused = self._refused or (missing > 0 and more_bytes <= MAX_SHARE_BYTES)
         return missing
 
     def room_bytes(self, kept_bytes: int) -> int:
         """
-        Return the space that the quota leaves.
+        Return how many bytes the quota leaves.
 
         Args:
-            kept_bytes: the length of those unfinished uploads that do not give way to others.
+            kept_bytes: the full length of the unfinished uploads that cannot be evicted.
         """
         if not self.counted:
             return 0
@@ -331,9 +344,9 @@ class SpaceUsage:
 
     def reserve(self, more_bytes: int) -> int:
         """
-        Reserve space for more bytes, and return 0; or return how many the quota lacks.
+        Reserve space for more bytes and return 0, or return how many bytes the quota lacks.
 
-        The disk is written to when the number that the note gives is reached.
+        If the upper limit in the note is reached, the note is written to the disk.
         """
         with self._lock:
             missing = self.missing(more_bytes)
@@ -346,8 +359,8 @@ class SpaceUsage:
 
     def reserve_excess(self, lease_bytes: int) -> bool:
         """
-        Reserve space for a lease beyond the quota, or before the shares are counted; returns whether there is
-        any.
+        Reserve space for a lease beyond the quota, or before the shares are counted. Return whether there is
+        space.
         """
         with self._lock:
             if lease_bytes > self._excess_left():
@@ -368,7 +381,7 @@ class SpaceUsage:
         return max(0, most - self._lease_excess_bytes)
 
     def tell_refused(self, more_bytes: int) -> None:
-        """Log, once between two counts, that the quota has refused more bytes."""
+        """Log that the quota has refused more bytes, at most once between two counts."""
         if self.counted and more_bytes <= MAX_SHARE_BYTES:
             self._tell(
                 "shares",
@@ -382,7 +395,7 @@ class SpaceUsage:
             log.warn(line, quota=amount(self.quota_bytes), **values)
 
     def release(self, bytes_: int) -> None:
-        """Release what was reserved: it counts as allocated or used now, or is not needed."""
+        """Release reserved bytes, which count as allocated or used by now, or are not needed."""
         with self._lock:
             self._reserved_bytes -= bytes_
 
@@ -394,7 +407,7 @@ class SpaceUsage:
             self._changing[storage_index] += 1
 
     def grew(self, storage_index: bytes, more_bytes: int) -> None:
-        """Count a difference, which may be negative; between ``begin`` and ``end``."""
+        """Count a difference in bytes, which may be negative. Called between ``begin`` and ``end``."""
         with self._lock:
             self.used_bytes += more_bytes
             if self._counting is not None and prefix_number(storage_index) in self._recounted:
@@ -403,7 +416,7 @@ class SpaceUsage:
                 self._note(False)
 
     def end(self, storage_index: bytes) -> None:
-        """Record that a change is over, so that a running count looks at these shares again."""
+        """Record that a change has ended, so that a running count examines these shares again."""
         with self._lock:
             self._changing[storage_index] -= 1
             if not self._changing[storage_index]:
@@ -412,7 +425,10 @@ class SpaceUsage:
                 self._touched.add(storage_index)
 
     def placing(self, storage_index: bytes, size: int, place: Callable[[], T]) -> T:
-        """Call a function that makes a complete share of ``size`` bytes visible, and count it."""
+        """
+        Call ``place``, which makes a complete share visible, and count the ``size`` bytes of its file. Return
+        the result of ``place``.
+        """
         self.begin(storage_index)
         try:
             result = place()
@@ -421,20 +437,21 @@ class SpaceUsage:
         finally:
             self.end(storage_index)
 
-    # What is kept.
+    # What is kept over restarts.
 
     def open(self) -> None:
-        """Read what the last process recorded, for the only process that serves the directory."""
+        """Read the note of the last process. Only for the one process that serves the directory."""
         note = read_note(self._storage)
         same_boot = note is not None and note.boot_id == self._boot_id().hex()
         fits = note is not None and note.exact and note.checksum == checksum_of(self._paths.shares)
         with self._lock:
             self._opened = True
-            # An exact one that does not fit says nothing: another program may have added any number.
+            # An exact note whose checksum is wrong is useless: another program may have added any number of
+            # shares.
             if note is not None and (fits or (same_boot and not note.exact)):
                 self.used_bytes, self._counted_s = note.bytes, note.counted_s
                 self.counted, self.exact = True, fits
-                self._note(False, durable=True)  # after a power cut the exact one must not be there
+                self._note(False, durable=True)  # replaces the exact note, even after a power cut
             if self.exact:
                 self._warn_of_excess()
 
@@ -450,20 +467,23 @@ class SpaceUsage:
             )
 
     def stop(self) -> None:
-        """End counting, which takes some time; ``close`` follows."""
+        """End a running count, which takes some time. ``close`` is called next."""
         self._stopping = True
 
     def close(self) -> None:
-        """Record the number for the next process; nothing is changed any more."""
+        """Write the note for the next process. No change follows."""
         with self._lock:
             opened, self._opened = self._opened, False
             if opened and self.counted:
                 self._note(self.exact and not self._changing, durable=True)
 
     def _note(self, at_rest: bool, durable: bool = False) -> None:
-        """Write the note, under the lock; without it, the next process counts all shares first."""
+        """
+        Write the note, under the lock. If writing fails, the note is removed, and the next process counts all
+        shares first.
+        """
         granted = self.granted_bytes()
-        if granted > self.quota_bytes:  # only leases are added now
+        if granted > self.quota_bytes:  # from now on only leases are added
             upto = granted + self._excess_left()
         else:
             upto = min(granted + STEP_BYTES, self.quota_bytes)
@@ -481,7 +501,7 @@ class SpaceUsage:
             replace_file(self._storage / NOTE_NAME, text, durable=durable)
         except OSError as error:
             remove_note(self._storage)
-            self._upto_bytes = -1  # try again with the next share
+            self._upto_bytes = -1  # so that the next change tries again
             if not self._unnoted:
                 log.warn(
                     "cannot note in {storage} how much its shares take ({reason}): if this lasts, they are "
@@ -496,20 +516,23 @@ class SpaceUsage:
     # Counting.
 
     def is_due(self) -> bool:
-        """Whether all shares should be counted: no process has, or it was long ago."""
+        """
+        Return whether all shares should be counted, because no process has done it, or the last count was
+        long ago.
+        """
         if not self.exact:
             return True
-        passed = abs(self._clock() - self._counted_s)  # a clock that jumps causes a count more
+        passed = abs(self._clock() - self._counted_s)  # a jump of the clock causes an extra count
         return passed >= (RECOUNT_FULL_S if self._refused else RECOUNT_S)
 
     def count(self) -> bool:
         """
-        Count all shares, while they change; returns whether that could be finished.
+        Count all shares while they change; return whether the count was finished.
 
-        It may take long: call it in a worker thread.
+        This may take long, so call it in a worker thread.
 
         Raises:
-            OSError: a directory cannot be listed; the number is unchanged.
+            OSError: a directory cannot be listed; the result of the previous count is kept.
         """
         with self._lock:
             self._counting, self._recounted_bytes = 0, 0
@@ -520,8 +543,8 @@ class SpaceUsage:
                 if self._stopping:
                     return False
                 if not self._count_prefix(number):
-                    busy.append(number)  # later, so that it does not delay the others
-                if self.counted:  # clients are served at the same time
+                    busy.append(number)  # later, so that other prefixes are not delayed
+                if self.counted:  # clients are being served
                     time.sleep(min(_LONGEST_REST_S, time.monotonic() - began))
             bounded = [each for each in busy if not self._count_prefix(each, bound=True)]
             if self._stopping:
@@ -535,7 +558,12 @@ class SpaceUsage:
         return True
 
     def _adopt_count(self, bounded: list[int]) -> None:
-        """Use what was counted; of some prefixes only a number is known that is not exceeded."""
+        """
+        Use the result of a count.
+
+        Args:
+            bounded: prefixes whose shares did not stop changing, so that only an upper limit is known.
+        """
         with self._lock:
             difference = self._recounted_bytes - self.used_bytes
             if self.exact and difference and not bounded:
@@ -570,10 +598,10 @@ class SpaceUsage:
 
     def _count_prefix(self, number: int, bound: bool = False) -> bool:
         """
-        Count the shares with one prefix; returns False if they do not stop to change.
+        Count the shares with one prefix; return False if they do not stop changing.
 
         Args:
-            bound: count the largest number that was seen then, and not nothing.
+            bound: in that case, count the largest sum that was seen; otherwise nothing is counted.
         """
         with self._lock:
             self._counting = number
@@ -612,7 +640,7 @@ def _bytes_in(directory: str) -> int:
 
 
 def prefix_number(storage_index: bytes) -> int:
-    """Return the place among ``PREFIXES`` of a storage index's."""
+    """Return the position in ``PREFIXES`` of a storage index's prefix."""
     return storage_index[0] << 2 | storage_index[1] >> 6
 
 
@@ -620,27 +648,31 @@ _OF_CLIENT = "the quota of this client"
 
 
 class ClientGrant(Protocol):
-    """What the quota of a named client allows in a change; see ``client_space.ClientChange``."""
+    """What a named client's quota allows during a change; see ``client_space.ClientChange``."""
 
     def has_space(self, more_bytes: int) -> bool:
-        """Return whether the quota has space for more bytes, which are reserved until the end."""
+        """
+        Return whether the quota has space for more bytes; if so, they are reserved until the end of the
+        change.
+        """
 
     def may_hold(self, is_new: bool) -> bool:
-        """Return whether the client may have a lease on all of the shares; see ``ClientChange``."""
+        """Return whether the client's quota allows a lease on all of the shares; see ``ClientChange``."""
 
 
 @attrs.define(eq=False, repr=False)
 class SpaceChange:
     """
-    One change of the shares of a storage index, which may make them grow; used with ``with``. Where a quota
-    was in the way, ``NoSpace`` within becomes ``QuotaReached``.
+    One change of the shares of a storage index, which may make the shares grow; a context manager. If a quota
+    prevents the change, ``NoSpace`` raised within it becomes ``QuotaReached``.
 
     Args:
-        usage: None: there is no quota for all shares.
-        has_disk_space: returns whether the disk has space for a number of bytes.
-        make_room: gives up unfinished uploads for a number of bytes that the quota lacks; returns whether
-            that is enough.
-        entered: counts the change for named clients; entered and left with the change.
+        usage: None if the server has no quota.
+        has_disk_space: takes a number of bytes; returns whether the disk has space for them.
+        make_room: evicts unfinished uploads for a number of bytes that the quota lacks; returns whether it is
+            enough.
+        entered: a context manager that counts the change for named clients; entered and left along with this
+            one.
     """
 
     _usage: SpaceUsage | None
@@ -679,14 +711,16 @@ class SpaceChange:
         return self._usage is not None
 
     def has_space(self, more_bytes: int) -> bool:
-        """Return whether the shares may grow by more bytes, which are reserved until the change ends."""
+        """
+        Return whether the shares may grow by more bytes; if so, these are reserved until the change ends.
+        """
         if not self._client.has_space(more_bytes):
             self._over_quota = _OF_CLIENT
             return False
         return self._has_server_space(more_bytes)
 
     def may_hold(self, is_new: bool = True) -> bool:
-        """Return whether the client may have a lease on the shares, which then count for it."""
+        """Return whether the client's quota allows a lease on the shares, which then count for the client."""
         if self._client.may_hold(is_new):
             return True
         self._over_quota = _OF_CLIENT
@@ -708,10 +742,10 @@ class SpaceChange:
 
     def has_lease_space(self, lease_bytes: int) -> bool:
         """
-        Return whether a lease may be added; it may exceed the server's quota a little.
+        Return whether a lease may be added. Leases may exceed the server's quota a little.
 
         Args:
-            lease_bytes: 0: it takes the place of another, which is not valid any more.
+            lease_bytes: 0 if the lease takes the place of another lease that is no longer valid.
         """
         self._over_quota = ""
         if not self.may_hold(lease_bytes > 0):
@@ -729,6 +763,6 @@ class SpaceChange:
         return True
 
     def grew(self, more_bytes: int) -> None:
-        """Count a difference, which may be negative."""
+        """Count a difference in bytes, which may be negative."""
         if self._usage is not None and more_bytes:
             self._usage.grew(self._storage_index, more_bytes)

@@ -23,13 +23,13 @@ SHARE_NUMBERS = {str(number): number for number in range(MAX_SHARE_NUMBER + 1)}
 _POSSIBLE = frozenset(range(MAX_SHARE_NUMBER + 1))
 
 ShareKey = tuple[bytes, int]
-"""Storage index and share number."""
+"""The storage index and the share number."""
 
 
 class Paths:
     """
-    The paths below one storage directory, made only from 16-byte indexes and numbers from 0 to 255, never
-    from a client's text.
+    The paths below one storage directory. They are made only from 16-byte indexes and numbers from 0 to 255,
+    never from text that a client sent.
 
     Attributes:
         shares, incoming, advisories: directories, which may be missing.
@@ -46,7 +46,7 @@ class Paths:
         """
         Return the directory of all complete shares of a storage index.
 
-        Raises (as the methods below):
+        Raises (and so do ``final`` and ``unfinished``):
             UsageError: the storage index is malformed.
         """
         name = _name(storage_index)
@@ -58,25 +58,27 @@ class Paths:
         return f"{self.shares}/{name[:2]}/{name}/{share_number:d}"
 
     def unfinished(self, storage_index: bytes, share_number: int) -> str:
-        """Return the path of an unfinished share."""
+        """Return the path of the file of an unfinished upload."""
         return f"{self.incoming}/{_name(storage_index)}.{share_number:d}"
 
 
 def check_number(share_number: int) -> None:
-    """Raise UsageError unless this is a share number."""
+    """Raise UsageError unless ``share_number`` is 0 to 255."""
     if not (isinstance(share_number, int) and 0 <= share_number <= MAX_SHARE_NUMBER):
         raise UsageError(f"a share number is 0 to {MAX_SHARE_NUMBER}, not {share_number!r}")
 
 
 def possible_numbers(share_numbers: Iterable[int]) -> AbstractSet[int]:
-    """Return the valid share numbers; servers ignore the others, as if there were no space for them."""
+    """
+    Return the valid share numbers. Servers ignore other numbers, as if there were no space for these shares.
+    """
     if isinstance(share_numbers, frozenset) and share_numbers <= _POSSIBLE:
         return share_numbers
     return {number for number in share_numbers if 0 <= number <= MAX_SHARE_NUMBER}
 
 
 def check_key(storage_index: bytes, share_number: int) -> ShareKey:
-    """Return both as a key, after checking the share number."""
+    """Return storage index and share number as a key, after checking the number."""
     if type(share_number) is not int or not 0 <= share_number <= MAX_SHARE_NUMBER:
         check_number(share_number)
     return bytes(storage_index), share_number

@@ -31,7 +31,7 @@ from pipegrid.transfer.server_space import Capacity
 from pipegrid.transfer.time_limits import CallTimeout, SlowStreamDetector, StreamRates
 from pipegrid.transport.interface import StreamConsumer
 
-# What is known of a file's shares, and what follows from it.
+# What is known of a file's shares, and the check result that follows.
 #
 # Pure: the callers, ``Check`` and ``Upkeep``, record what servers respond.
 
@@ -42,13 +42,13 @@ class FoundShares:
 
     Attributes:
         holders: maps a share number to the servers with a copy that is not known to be bad.
-        answered: servers that returned a list of shares and did not fail later.
+        answered: servers that returned a list of shares and did not fail afterwards.
         bad: damaged copies, each as share number and server.
         unreachable: nicknames of servers that could not be asked.
-        corrupt: what is wrong with the bad copies.
-        packed_ueb: the UEB of a good share; b"" if none was verified.
-        reasons: maps a server's nickname to why it could not be asked.
-        full: servers that responded and accept no more shares, by their own account.
+        corrupt: errors that describe the damage of the bad copies.
+        packed_ueb: the UEB of a good share; b"" if no share was verified.
+        reasons: maps a server's nickname to the reason why the server could not be asked.
+        full: servers that responded, and have reported that they have no space for more shares.
     """
 
     __slots__ = (
@@ -73,15 +73,15 @@ class FoundShares:
         self.full: set[Peer] = set()
 
     def sharemap(self) -> dict[int, set[Peer]]:
-        """Return the servers with a good copy of each share, without shares of which there is none."""
+        """Return the servers with a good copy of each share; leave out shares without a good copy."""
         return {number: set(peers) for number, peers in self.holders.items() if peers}
 
     def copies(self) -> list[tuple[int, Peer]]:
-        """Return the copies that are not known to be bad, by share number."""
+        """Return the copies that are not known to be bad, sorted by share number."""
         return [(number, peer) for number, peers in sorted(self.holders.items()) for peer in peers]
 
     def is_whole(self, total_shares: int) -> bool:
-        """Return whether there is a copy of each share, each on a server of its own."""
+        """Return whether every share has a copy, each on a different server."""
         if min(len(self.answered), len(self.holders)) < total_shares:
             return False
         return servers_of_happiness(self.sharemap()) == total_shares
@@ -93,8 +93,8 @@ class FoundShares:
 
     def could_spread(self, total_shares: int) -> bool:
         """
-        Return whether all shares exist, and could be on more servers as far as it is known which ones are
-        full.
+        Return whether all shares exist and could be on more servers; a server counts as full only if this is
+        known.
         """
         shares = self.sharemap()
         if len(shares) < total_shares:
@@ -104,11 +104,11 @@ class FoundShares:
 
 
 def judge(cap: ChkCap | ChkVerifierCap, found: FoundShares) -> CheckResult:
-    """Return the check result for what was found."""
+    """Return the check result that follows from ``found``."""
     good = {number: peers for number, peers in sorted(found.holders.items()) if peers}
     reached = servers_of_happiness(found.sharemap())
     possible = reached
-    if reached < cap.total_shares:  # otherwise no more is possible
+    if reached < cap.total_shares:  # otherwise no higher happiness is possible
         possible = found.possible_happiness(cap.total_shares)
     return CheckResult(
         cap=cap,
@@ -130,10 +130,10 @@ def judge(cap: ChkCap | ChkVerifierCap, found: FoundShares) -> CheckResult:
 
 class UebPlace(NamedTuple):
     """
-    Where a share has its UEB, if its layout is the usual one.
+    The place of the UEB in a share with the usual layout.
 
     Attributes:
-        offset, length: of the UEB together with its length field.
+        offset, length: where the length field begins, and the size of length field and UEB together.
         length_bytes: size of the length field.
     """
 
@@ -143,7 +143,7 @@ class UebPlace(NamedTuple):
 
 
 def ueb_place(cap: ChkCap | ChkVerifierCap) -> UebPlace:
-    """Return where the UEB should be."""
+    """Return where a share with the usual layout has its UEB."""
     geometry = Params(cap.required_shares, cap.total_shares).geometry(cap.size)
     where = layout.for_geometry(geometry)
     length = where.ueb_length_bytes + ueb.packed_length(geometry)
@@ -151,7 +151,7 @@ def ueb_place(cap: ChkCap | ChkVerifierCap) -> UebPlace:
 
 
 def ueb_in(data: bytes, length_bytes: int) -> bytes:
-    """Return the UEB after its length field, if all of it is present; otherwise b""."""
+    """Return the UEB that follows the length field, if the data contains all of it; otherwise b""."""
     length = int.from_bytes(data[:length_bytes], "big")
     packed = data[length_bytes : length_bytes + length]
     return packed if len(packed) == length <= ueb.MAX_UEB_BYTES else b""
@@ -159,30 +159,30 @@ def ueb_in(data: bytes, length_bytes: int) -> bytes:
 
 def longest_share(size: int, required_shares: int) -> int:
     """
-    Return the largest possible size of an honest share: up to three hashes of 32 bytes per block,
-    doubled.
+    Return the largest possible size of an undamaged share: up to three hashes of 32 bytes per block, doubled.
     """
     return 200 * (size // required_shares + 1) + (1 << 20)
 
 
-# The stream of one share into its verifier: in order, and paused while verifying is slower.
+# Passing the stream of one share to its verifier, in order; the stream is paused while the verifier is
+# slower.
 
 SMALL_SHARE_BYTES = 1 << 18
-"""Shares up to this size are small: more of them are verified at the same time."""
+"""Shares up to this size are small: more small shares than large ones are verified at the same time."""
 
 _CHUNK_BYTES = 1 << 19
 _HELD_BYTES = 1 << 20
 
 _AT_ONCE_BYTES = SMALL_SHARE_BYTES + (1 << 16)
 """
-Chunks up to this size are verified on the reactor, within a fraction of a millisecond; a small share is
-one chunk. In threads, hundreds of objects that are checked together would exceed the limit of waiting
-jobs.
+Chunks up to this size are verified in the reactor thread, within a fraction of a millisecond; a small share
+is one chunk. If small chunks were verified in worker threads, checking hundreds of objects at the same time
+would exceed the limit of waiting jobs.
 """
 
 
 class VerifierFeed(StreamConsumer):
-    """Passes one share's stream to its verifier in a worker, chunk by chunk, in order."""
+    """Passes one share's stream to its verifier in a worker thread, chunk by chunk, in order."""
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ class VerifierFeed(StreamConsumer):
         self._running = None
         if self._given_up:
             return
-        self._sign()  # while it was paused, the server could show no activity
+        self._sign()  # while the stream was paused, the server could not show activity
         if self._paused and self._producer is not None:
             self._paused = False
             self._worth.go_on()
@@ -262,33 +262,38 @@ class VerifierFeed(StreamConsumer):
             waiter.callback(None)
 
 
-# Checking a file: which servers have which shares and, with ``verify``, whether every byte of them is
+# Checking a file: which servers have which shares and, with ``verify``, whether every byte of the shares is
 # right.
 #
-# As many servers are asked at the same time as the file has shares. A healthy file is recognized as soon
-# as all its shares are known, each on a server of its own; then no other server is asked. If one of these
+# As many servers are asked at the same time as the file has shares. A healthy file is recognized as soon as
+# all its shares are known, each on a different server; then no further server is asked. If one of these
 # servers has no share, or is much slower than the others, all servers are asked, in growing batches
-# (``QueryBatches``). Verification streams a few shares at the same time through the verifier, and holds
-# at most a few chunks of each; if it finds damage, it searches for other copies. A server that was lost
-# meanwhile is asked once more: the load on the link may have caused that.
+# (``QueryBatches``). Verification streams a few shares at the same time through the verifier, and holds at
+# most a few chunks of each; if a share is damaged, other copies are searched for. A server whose connection
+# was lost is asked once more, since the load on the link may have broken the connection.
 #
-# **The cap.** With the first queries two servers are asked for the UEB of the share that they should
-# have. If it does not match the cap, other UEBs show whether a share is damaged or the cap is wrong
-# (``CapCheck``); if the cap is wrong, no server is accused.
+# **The cap.** Along with the first queries, two servers are asked for the UEB of the share that they should
+# have. If the UEB does not match the cap, the UEBs of other shares show whether a share is damaged or the cap
+# is wrong (``CapCheck``); if the cap is wrong, no server is accused.
 
 _SHARES_AT_ONCE = 3
 _SMALL_SHARES_AT_ONCE = 32
-"""Of small shares more are read at the same time: they cost round trips, not memory."""
+"""
+Number of small shares read at the same time; more than of large ones, since small shares cost round trips,
+not memory.
+"""
 
 _SAMPLES = 2
-"""Number of shares whose UEB is read with the first queries; one suffices, the second is a reserve."""
+"""
+Number of shares whose UEB is read along with the first queries; one UEB suffices, the second is a reserve.
+"""
 
 _UEBS_AT_ONCE = 16
 
 _PATIENCE_S = 0.25
 """
-If all but a few of the expected servers have responded, and had shares, the others get twice the time
-that these took, and at least this much more.
+While every server that has responded had shares, the remaining servers get as much time again as the
+responses have taken, and at least this many seconds more.
 """
 
 
@@ -298,8 +303,8 @@ class Check:
 
     Args:
         verify: read every share and check every byte of it.
-        progress: called with shares verified and shares found.
-        silence_s: a server without activity for this long counts as unreachable.
+        progress: called with the number of shares verified and the number found.
+        silence_s: a server without activity for this many seconds counts as unreachable.
         more: least number of servers to ask when the expected servers do not have the shares.
         capacity: what servers have reported of their space.
 
@@ -330,7 +335,7 @@ class Check:
         self._ring = ring(self._cap.storage_index, means.peers)
         self._batches: QueryBatches[Peer] = QueryBatches(self._ring, cap.total_shares, more)
         self._answered_s = 0.0
-        # The value of each request: whether it reads a sample.
+        # The value of each request: whether it reads a UEB by ``_sample``.
         self._requests: RequestSet[bool] = RequestSet(means.clock)
         self._fit = CapCheck(self._cap)
         self._sampled_bytes = 0
@@ -401,7 +406,9 @@ class Check:
                 self.found.holders.setdefault(number, []).append(peer)
 
     async def _ask_again(self) -> bool:
-        """Ask servers once more whose connection failed or was lost; return whether there are any."""
+        """
+        Ask servers again whose connection failed or was lost; return whether there were any such servers.
+        """
         again, self._lost = self._lost or {}, None
         for peer in again:
             self.found.unreachable = [each for each in self.found.unreachable if each != peer.name]
@@ -419,7 +426,8 @@ class Check:
 
     async def _sample(self, number: int, peer: Peer) -> None:
         """
-        Read the UEB where this share should have it, if the share exists and its layout is the usual one.
+        Read the UEB from the place where the share should have it, if the share exists and has the usual
+        layout.
         """
         place = ueb_place(self._cap)
         data = await self._read(number, peer, place.offset, place.length)
@@ -429,7 +437,7 @@ class Check:
             self._fit.record(peer, packed)
 
     async def _read_ueb(self, number: int, peer: Peer) -> None:
-        """Read the UEB at the offset in the share's header."""
+        """Read the UEB at the offset that the share's header names."""
         header = await self._read(number, peer, 0, layout.MAX_HEADER_BYTES)
         try:
             where = layout.parse_header(header)
@@ -456,7 +464,7 @@ class Check:
         Check that the cap matches the stored file.
 
         Raises:
-            CapMismatch: it does not.
+            CapMismatch: the cap does not match.
         """
         while not self._fit.fits and any(self._requests.running.values()):
             await self._requests.wait()
@@ -465,8 +473,8 @@ class Check:
             await few_at_a_time(
                 _UEBS_AT_ONCE, [partial(self._sample, *copy) for copy in copies[:_SAMPLES]]
             )
-        # Read two first, since usually the cap is right and only a sample had an unusual layout; then
-        # all, to be sure.
+        # Read the UEBs of two shares first, since usually the cap is right and only the sampled shares had an
+        # unusual layout; then read the UEBs of all shares, to be sure.
         for batch in (copies[:_SAMPLES], copies[_SAMPLES:]):
             if self._fit.fits:
                 return
@@ -496,7 +504,7 @@ class Check:
             problems = await self._verify_share(number, peer)
             is_good = not problems
         except NoSuchShare:
-            pass  # it was listed by mistake, or has been removed
+            pass  # the server listed the share by mistake, or the share has been removed
         except ServerRefused as error:  # the server reports that the share is damaged
             problems = [CorruptionError(f"share {number} cannot be read: {error}", number)]
         except ServerError as error:
@@ -514,7 +522,7 @@ class Check:
         self._report.report(self._verified)
 
     async def _verify_share(self, number: int, peer: Peer) -> list[CorruptionError]:
-        """Return what is wrong with one share."""
+        """Return the errors that describe the damage of one share."""
         verifier = ShareVerifier(self._cap, number)
         worth = SlowStreamDetector(self._streams)
         watch = CallTimeout(self._clock, self._silence_s, worth=worth)
@@ -535,12 +543,12 @@ class Check:
         return problems
 
     async def note_full(self) -> None:
-        """Find out which servers have no space, if shares could be on more servers than they are."""
+        """Find out which servers have no space, if the shares could be on more servers than now."""
         if self.found.could_spread(self._cap.total_shares):
             self.found.full |= await self._capacity.full(
                 self.found.answered, self._cap.size // self._cap.required_shares, self._silence_s
             )
 
     def judge(self) -> CheckResult:
-        """Return the check result for what was found."""
+        """Return the check result for the responses so far."""
         return judge(self._given, self.found)

@@ -1,4 +1,4 @@
-"""Error messages for transfers that failed or fell short, with what the user can do."""
+"""Error messages for transfers that failed or reached too few servers, with advice for the user."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pipegrid.errors import NotEnoughSharesError, UnhappyError, naming
 
 # The failures of several servers as one sentence: each reason once, with all servers that gave it.
 #
-# Pure. Each reason is a sentence about one server, often with advice after a semicolon. The advice is
-# left out, since the whole sentence has its own.
+# Pure. Each reason is a sentence about one server, often with advice after a semicolon. That advice is left
+# out, since the combined sentence has its own advice.
 
 MOST_REASONS = 3
 MOST_NAMES = 3
@@ -23,7 +23,7 @@ _NAME = "\0"
 
 
 def joined_once(reasons: Mapping[str, str]) -> str:
-    """Return the reasons as one text of a few reasons; empty if there are none."""
+    """Return one text with the most frequent of the reasons; empty if there are none."""
     texts = each_once(reasons)
     more = len(texts) - MOST_REASONS
     return "; ".join(texts[:MOST_REASONS]) + (f"; and {more} more" if more > 0 else "")
@@ -47,18 +47,19 @@ def each_once(reasons: Mapping[str, str]) -> list[str]:
 
 def _template(name: str, reason: str) -> str:
     """
-    Return a reason with placeholders for the server's name and the share number, so that equal reasons
-    match.
+    Return a reason with placeholders for the server's name and the share number, so that the same failure of
+    two servers gives equal texts.
     """
     text = reason.partition("; ")[0].strip().rstrip(".")
     named = text
-    if name:  # a name may be a common word, such as "a"; part of an address does not count
+    if name:
+        # The name may be a common word, such as "a", so do not replace parts of addresses and other words.
         named = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-]|[.:]\w)", _NAME, text)
     return _SHARE.sub("a share", named if _NAME in named else f"{_NAME}: {text}")
 
 
 def _others(names: Sequence[str]) -> str:
-    """Return the other servers that gave the reason, in parentheses."""
+    """Return, in parentheses, the other servers that gave the same reason."""
     if not names:
         return ""
     if len(names) > MOST_NAMES:
@@ -66,7 +67,7 @@ def _others(names: Sequence[str]) -> str:
     return f" ({', '.join(names)} too)"
 
 
-# The error for too few shares, with each reason once.
+# The error for too few shares, with the reason of each failure once.
 
 
 class SearchOutcome(NamedTuple):
@@ -100,7 +101,7 @@ def too_few_shares(verb: str, outcome: SearchOutcome) -> NotEnoughSharesError:
     Return the error for a search that found too few shares.
 
     Args:
-        verb: what cannot be done to the file.
+        verb: names what cannot be done to the file, such as "read".
     """
     found, needed, servers = outcome.found, outcome.required_shares, outcome.servers
     because = joined_once(outcome.reasons)
@@ -123,25 +124,25 @@ def too_few_shares(verb: str, outcome: SearchOutcome) -> NotEnoughSharesError:
 
 LESS = "less with happy"
 """
-Advice in error messages, which names an argument of the library; other code finds the advice in a message
-by this constant.
+Advice in error messages: to ask for fewer servers by the argument ``happy`` of the library; other code finds
+this advice in a message by this constant.
 """
 
 
 def servers_full(server: str, space_bytes: int, needed_bytes: int) -> str:
-    """Return the reason of a server that is full or read-only, which a client cannot distinguish."""
+    """Return the sentence for a server that is full or read-only; a client cannot distinguish the two."""
     if not space_bytes:
         return f"{server} has no space for a share of {needed_bytes} bytes, or is read-only"
     return f"{server} has space for {space_bytes} bytes, but a share takes {needed_bytes}"
 
 
 def too_slow(server: str) -> str:
-    """Return the reason of a server that was given up as a straggler."""
+    """Return the sentence for a server that was given up as a straggler."""
     return f"{server} was much slower than the others"
 
 
 def not_reported(server: str) -> str:
-    """Return the reason of a server that refuses shares although it seems to have space."""
+    """Return the sentence for a server that refuses shares although it seems to have space."""
     return f"{server} accepts no share of this file at present, and does not say why"
 
 
@@ -151,7 +152,7 @@ def too_few_servers(file_name: str, servers: int, happy: int, uncertified: int =
 
     Args:
         servers: number of servers that may get shares.
-        uncertified: number of further servers, which may not.
+        uncertified: number of further servers, which lack a valid certificate.
     """
     why = "are known; add servers"
     if uncertified:
@@ -166,14 +167,14 @@ def too_few_servers(file_name: str, servers: int, happy: int, uncertified: int =
 
 class PlacementOutcome(NamedTuple):
     """
-    How far the shares of a file were spread.
+    How many servers the shares of a file reached.
 
     Attributes:
         reached: servers of happiness reached.
         happy: servers of happiness wanted.
         stored: number of different shares stored.
         reasons: maps a server's nickname to its failure.
-        full: maps the nickname of a server without space to its reason.
+        full: maps the nickname of a server without space to the sentence about its space.
         contended: whether another client seems to be storing the file.
         absent: number of servers that were unreachable.
     """
@@ -210,11 +211,11 @@ def not_spread(file_name: str, outcome: PlacementOutcome) -> UnhappyError:
 
 # Writes that reached fewer servers than wanted: counted, and reported once for all writes of a command.
 #
-# Such a write has succeeded. But until a repair has spread its shares, the loss of fewer servers than
-# usual loses what was written; the user should know.
+# Such a write has succeeded. But until a repair has spread its shares, the loss of fewer servers than usual
+# can destroy the data, so the user should know.
 
 MOST_SERVERS = 1000
-"""Number of servers whose reasons are kept."""
+"""Maximum number of servers whose reasons are kept."""
 
 
 class Shortfall:
@@ -239,8 +240,8 @@ class Shortfall:
 
         Args:
             reached: servers of happiness reached.
-            wanted: number of servers, or of shares if that is smaller.
-            reasons: maps a server's nickname to why it did not accept shares.
+            wanted: the smaller of the number of servers and the number of shares.
+            reasons: maps a server's nickname to the reason why the server accepted no share.
         """
         if reached >= wanted:
             return
@@ -252,7 +253,7 @@ class Shortfall:
                 self._reasons[name] = why
 
     def sentences(self) -> tuple[str, ...]:
-        """Return the sentences for the user: one, or none."""
+        """Return one sentence for the user, or none if no write fell short."""
         if not self.writes:
             return ()
         reached, wanted = self._least

@@ -1,7 +1,8 @@
 """
-Release this client's leases on many objects at once, so that servers free their space before the leases end.
+Release this client's leases on many objects at once, so that servers free the space before the leases end.
 
-Servers of PipeGrid take such requests (``wire.gbs_surveys_releases``); on others leases end by themselves.
+Servers of PipeGrid accept release requests (``wire.gbs_surveys_releases``); on other servers, leases end when
+they expire.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pipegrid.wire.storage_messages import (
 SERVERS_AT_ONCE = 32
 
 BATCHES_AT_ONCE = 4
-"""Requests that one server has at the same time; its answers come in a few round trips."""
+"""Maximum number of requests in flight, per server on average."""
 
 
 @runtime_checkable
@@ -36,18 +37,18 @@ class ReleasesLeases(Protocol):
     """A server that may release many leases in one request."""
 
     def release_leases(self, request: LeaseReleases) -> Deferred[ReleaseAnswers | None]:
-        """Release leases; fires with None if the server does not support it, and nothing was done."""
+        """Release leases; fire with None if the server does not support releases and has done nothing."""
 
 
 @attrs.frozen
 class ReleaseOutcome:
     """
-    What the servers that take releases have done.
+    What the servers that accept releases have done.
 
     Attributes:
-        done: what was released, on all of them.
+        done: sum of what was released on all these servers.
         undone: storage indexes whose leases some server may still have.
-        problems: why.
+        problems: the errors because of which leases remain.
     """
 
     done: Released
@@ -60,10 +61,10 @@ class LeaseReleaser:
     Releases leases of one client.
 
     Args:
-        silence_s: a server without activity for this long counts as unreachable.
+        silence_s: a server without activity for this many seconds counts as unreachable.
 
     Attributes:
-        without: nicknames of the servers that do not take releases.
+        without: nicknames of the servers that do not accept releases.
     """
 
     def __init__(self, means: TransferContext, silence_s: float) -> None:
@@ -74,15 +75,15 @@ class LeaseReleaser:
 
     @property
     def is_possible(self) -> bool:
-        """Whether any server takes releases."""
+        """Whether any server accepts releases."""
         return bool(self._since)
 
     async def begin(self) -> None:
         """
-        Ask every server for its time: leases that are renewed from now on, by whichever program, stay.
+        Ask every server for its time; leases that any program renews after that time will not be released.
 
         Raises:
-            ServerError: a server does not answer, so that the current state of the grid is unknown.
+            ServerError: a server does not respond, so that the current state of the grid is unknown.
         """
         steps = [partial(self._begin_on, peer) for peer in self._means.peers]
         await few_at_a_time(SERVERS_AT_ONCE, steps)
@@ -94,14 +95,14 @@ class LeaseReleaser:
             self._since[peer] = answers.now
             return
         self.without.append(peer.name)
-        # It must be in reach nevertheless, as other objects are read from it.
+        # The server must be reachable even so, since other objects are read from it.
         await self._timeout().answer(peer.server.version(), peer)
 
     async def release(self, storage_indexes: Sequence[bytes]) -> ReleaseOutcome:
         """
-        Release this client's leases on all shares of these objects, on all servers that take releases.
+        Release this client's leases on all shares of these objects, on all servers that accept releases.
 
-        It does no harm where there is no lease, or twice.
+        Releasing a lease that does not exist, or twice, does no harm.
         """
         done = Released()
         undone: set[bytes] = set()

@@ -1,4 +1,4 @@
-"""Encode and decode files without a grid; find the files of shares on a local disk, and what is in them."""
+"""Encode and decode files without a grid; search a local disk for the shares of a file, and identify them."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from pipegrid.transfer.get.sink import open_sink
 from pipegrid.transfer.put.source import Source, SourceLike, open_source, read_fully
 from pipegrid.transfer.results import Progress
 
-# What is in a file that should contain a share: the share number, and where its share data begins.
+# Identifying a file that should contain a share: the share number, and where the share data begins.
 #
-# There are two kinds: bare share data, as ``pipegrid encode`` writes it and protocols transfer it, and
-# the container of a storage server (12 bytes before the share data, leases after it). Both begin with a
-# version of 1 or 2, so the first bytes do not distinguish them. The cap does: at the right offset there
-# is the UEB with the cap's hash, at the wrong one there is not.
+# There are two kinds of such files: bare share data, as ``pipegrid encode`` writes it and protocols transfer
+# it; and the container of a storage server (12 bytes, then the share data, then leases). Both kinds begin
+# with a version of 1 or 2, so their first bytes do not distinguish them. The cap distinguishes them: only
+# with the right offset of the share data is a UEB found whose hash is in the cap.
 #
 # Source: the format reference, section 6; storage protocols, section 7.1.
 
@@ -47,13 +47,13 @@ _FILE_NAME = re.compile(r"[0-9]{1,3}")
 @attrs.define
 class ShareFile:
     """
-    One share in a file.
+    One share in a local file.
 
     Attributes:
-        path: the file.
-        share_number: the share's number in the cap's file.
-        begin: where in the file the share data begins.
-        fd: the open file.
+        path: the local file.
+        share_number: which share of the cap's file it is.
+        begin: offset in the local file at which the share data begins.
+        fd: descriptor of the open local file.
     """
 
     path: str
@@ -63,7 +63,7 @@ class ShareFile:
 
     def read(self, offset: int, length: int) -> bytes:
         """
-        Return at most ``length`` bytes of share data from ``offset``: fewer, or none, past its end.
+        Return ``length`` bytes of share data from ``offset`` on; fewer, or none, at the end of the file.
 
         Raises:
             OSError: the file cannot be read there.
@@ -71,17 +71,19 @@ class ShareFile:
         return read_fully(self.fd, self.begin + offset, length)
 
     def close(self) -> None:
-        """Close ``fd``; call this once, since the number may refer to another file afterwards."""
+        """
+        Close ``fd``; call this only once, since the descriptor's number may refer to another file afterwards.
+        """
         os.close(self.fd)
 
 
 def open_share(path: str, cap: ChkCap) -> ShareFile:
     """
-    Open a share of the file of the cap.
+    Open a local file that contains a share of the cap's file.
 
     Raises:
-        CorruptionError: the file contains no share of the cap's file, or is too damaged to identify it.
-        OSError: it cannot be opened or read.
+        CorruptionError: the local file contains no share of the cap's file, or is too damaged to identify.
+        OSError: the local file cannot be opened or read.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -98,8 +100,8 @@ def open_share(path: str, cap: ChkCap) -> ShareFile:
 
 def _identify(fd: int, begin: int, cap: ChkCap, path: str) -> int | None:
     """
-    Return the number of the share whose data begins there, or None if there is no share of the cap's
-    file.
+    Return the number of the share whose data begins at ``begin``, or None if no share of the cap's file
+    begins there.
     """
     try:
         found = layout.parse_header(read_fully(fd, begin, layout.MAX_HEADER_BYTES))
@@ -134,10 +136,11 @@ def _candidates(
     fd: int, begin: int, found: layout.ShareLayout, total_shares: int, root: bytes
 ) -> Iterator[int]:
     """
-    Yield the share numbers whose hash chain leads from this share's own block tree to the root.
+    Yield the share numbers for which the hash chain leads from this share's own block tree to the root.
 
-    The chain contains two leaves, the share's and its sibling's; its block tree shows which is its own.
-    (With k = 1 all shares are equal except for the chain, and so may the two leaves be.)
+    The chain contains two leaves, one of this share and one of its sibling; this share's block tree shows
+    which leaf is its own. (With k = 1 all shares are equal except for the chain, so the two leaves may be
+    equal, too.)
     """
     length = found.uri_extension - found.share_hashes
     if length > layout.CHAIN_ENTRY_BYTES * hash_tree.chain_entries(256):
@@ -165,13 +168,16 @@ def _leads_to(nodes: dict[int, bytes], leaf: int, root: bytes) -> bool:
     return value == root
 
 
-# Which of many files may be shares of one file, decided by their paths before any is opened.
+# Which of many files may be shares of one file, decided by their paths before any of them is opened.
 #
-# A storage server keeps the shares of a file in a directory named after the storage index, so the
-# directories of other indexes are skipped. Only directories that can lead to the right one are entered.
+# A storage server keeps the shares of a file in a directory named after the storage index, so the directories
+# of other storage indexes are skipped. Only directories that can lead to the right one are entered.
 
 MAX_DEPTH = 8
-"""Depth below a named directory: a directory of disks of storage servers has five levels."""
+"""
+Maximum depth of the search below a directory that the user names; a directory of several disks of storage
+servers has five levels.
+"""
 
 MAX_ENTRIES = 1_000_000
 
@@ -222,7 +228,10 @@ class ShareFinder:
         return home != index and _INDEX.fullmatch(home) is not None
 
     def _below(self, top: str, index: str) -> Iterator[str]:
-        """Yield the shares in a directory: directly in it, as ``encode`` writes them, or anywhere below."""
+        """
+        Yield the files in a directory that may be shares: files directly in it, as ``encode`` writes them,
+        and files in the storage index's directory anywhere below.
+        """
         own = os.path.basename(os.path.abspath(top))
         for directory, below, names in os.walk(top):
             self._seen += len(below) + len(names)
@@ -246,20 +255,21 @@ class ShareFinder:
 def _may_lead(name: str, index: str) -> bool:
     if _INDEX.fullmatch(name):
         return name == index
-    # A directory named like the prefix of another index could be a user's directory of disks; but a
-    # server has a thousand such prefixes, so it is skipped.
+    # A directory named like the prefix of another index could be a user's directory of disks. But a server
+    # has a thousand directories with such names, so all of them are skipped.
     return name == index[:2] or not _PREFIX.fullmatch(name) or name.isdigit()
 
 
-# The share files that an encoding writes: none appears under its name before all are on disk.
+# The share files that an encoding writes: no file appears under its final name before all files are on disk.
 
 
 class ShareDirectory:
     """
-    The share files of one encoding: under hidden names until ``publish``, removed without it.
+    The share files of one encoding. Until ``publish`` they have hidden names; without ``publish`` they are
+    removed in the end.
 
-    If the process is killed, the files with hidden names remain, each next to its share; the next
-    encoding reuses them.
+    If the process is killed, the files with hidden names remain, each next to the place of its share; the
+    next encoding reuses them.
 
     Raises:
         SinkError: the directory cannot be used.
@@ -300,7 +310,7 @@ class ShareDirectory:
                 raise naming(SinkError(text), "force=True")
 
     def write(self, write: ShareWrite) -> None:
-        """Write a part of one share; raises SinkError if that fails."""
+        """Write a part of one share. Raises SinkError if the part cannot be written."""
         offset = write.offset
         try:
             for piece in write.pieces:
@@ -313,7 +323,7 @@ class ShareDirectory:
             raise self._unwritable(error) from error
 
     def publish(self) -> list[str]:
-        """Give all files their names, and return these."""
+        """Give all files their final names, and return the paths."""
         try:
             for part in self._parts:
                 part.sync()
@@ -327,13 +337,13 @@ class ShareDirectory:
         return SinkError(f"cannot write shares to {self._directory}: {error.strerror}")
 
 
-# Encoding a file into n share files without a grid, and restoring it from any k.
+# Encoding a file into n share files without a grid, and restoring it from any k of them.
 #
-# All functions block, on the disk and on the CPU, and hold a few segments in memory, whatever the size.
-# An output file appears under its name when it is complete.
+# All functions block, waiting for the disk and using the CPU, and hold a few segments in memory, whatever the
+# size of the file. An output file appears under its name only when it is complete.
 
 _READ_BYTES = 1 << 18
-_AHEAD_BYTES = 1 << 20  # of each share that is read; at least one block
+_AHEAD_BYTES = 1 << 20  # bytes of each share to read at a time; at least one block
 
 
 @attrs.frozen
@@ -342,8 +352,8 @@ class EncodeResult:
     One encoded file.
 
     Attributes:
-        cap: restores the file.
-        size: plaintext bytes.
+        cap: the read cap of the file.
+        size: number of plaintext bytes.
         share_bytes: length of each share; 0 for a literal cap.
         paths: the share files, in share-number order.
     """
@@ -364,20 +374,19 @@ def encode_file(
     progress: Progress | None = None,
 ) -> EncodeResult:
     """
-    Encode a file into ``directory/0`` to ``directory/n-1``, in the format of shares in the storage
-    protocols.
+    Encode a file into ``directory/0`` to ``directory/n-1``, in the share format of the storage protocols.
 
     A file of up to 55 bytes becomes a literal cap, and gets no share files.
 
     Args:
-        directory: created if it is missing; it must contain no shares, unless ``force`` allows to replace
+        directory: created if it is missing; it must contain no shares, unless ``force`` permits replacing
             them.
-        convergence: the secret from which the key derives, together with the content; None: a random key.
+        convergence: the secret that, together with the content, determines the key; None: a random key.
         progress: called with plaintext bytes encoded, and the total.
 
     Raises:
-        SourceError: the file cannot be read, or changed meanwhile.
-        SinkError: the share files cannot be written, or would replace others.
+        SourceError: the file cannot be read, or changed while it was encoded.
+        SinkError: the share files cannot be written, or would replace existing ones.
     """
     check_kind(params, Params, "how a file is encoded", "a Params")
     check_kind(convergence, (bytes, type(None)), "a convergence secret", "bytes", secret=True)
@@ -444,9 +453,9 @@ class DecodeResult:
     One restored file.
 
     Attributes:
-        size: plaintext bytes.
+        size: number of plaintext bytes.
         shares_used: maps a share number to its share file; empty for a literal cap.
-        problems: share files that could not be used, and damage that was worked around.
+        problems: share files that could not be used, and damage that did not prevent the restoration.
     """
 
     size: int
@@ -465,17 +474,17 @@ def decode_file(
     """
     Restore a file from any k of its share files.
 
-    The shares may be bare or in a storage server's containers, under any names, together with damaged
-    shares and shares of other files.
+    The shares may be bare or in a storage server's containers, and have any names. Damaged shares and shares
+    of other files may be among them.
 
     Args:
-        sink: gets the plaintext, verified, in order.
+        sink: gets the verified plaintext, in order.
         progress: called with plaintext bytes restored, and the total.
         max_segment_bytes: a file with larger segments is not restored, since segments are held in memory.
 
     Raises:
-        SegmentTooLarge: the file has larger segments.
-        NotEnoughSharesError: there are fewer than k good shares.
+        SegmentTooLarge: the file has segments larger than ``max_segment_bytes``.
+        NotEnoughSharesError: fewer than k good shares were given.
         CorruptionError: the file was encoded wrongly, so that no share can help.
         SinkError: the plaintext cannot be written.
     """
@@ -565,7 +574,7 @@ class _Restoration:
                 self._reading[share.share_number] = share
                 self._decoder.add_share(share.share_number)
                 return
-        # Each of their good blocks is proven by itself.
+        # Damaged shares can still be used, since each good block is proven by itself.
         if not self._decoder.use_damaged_shares():
             self._give_up()
 
@@ -586,11 +595,11 @@ class _Restoration:
         self._unreadable.append(CorruptionError(text, number, None, path))
 
     def used(self) -> dict[int, str]:
-        """Return the share numbers that were used, each with its path."""
+        """Return a dict from the share numbers that were used to the paths of their files."""
         return {number: self._reading[number].path for number in self._decoder.shares_in_use}
 
     def problems(self) -> list[CorruptionError]:
-        """Return what was wrong with the given files; each error has the path as its server."""
+        """Return the problems of the given files; each error has the file's path in place of a server."""
         found = list(self._unreadable)
         for error in self._decoder.corrupt:
             share = self._reading.get(-1 if error.share_number is None else error.share_number)

@@ -1,4 +1,6 @@
-"""A server and its pipeline as transfers use them, and what else all transfers of a grid share."""
+"""
+Servers with their pipelines, as transfers use them, and everything else that all transfers of a grid share.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,11 @@ from pipegrid.transfer.failure_messages import Shortfall
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.storage_messages import LeaseSecrets, ServerIdentity
 
-# Storage servers as transfers use them: each with the pipeline of writes to it; and what else transfers
-# share.
+# Storage servers as transfers use them, each with the pipeline of writes to it; and other things that
+# transfers share.
 #
-# All transfers of a grid share one peer per server, so that files that are put at the same time share one
-# window per server, and servers never wait for each other.
+# All transfers of a grid share one peer per server. So files that are put at the same time share one window
+# per server, and servers never wait for each other.
 
 
 @attrs.define(eq=False, repr=False)
@@ -30,12 +32,12 @@ class Peer:
 
     Attributes:
         server: sends requests to the server.
-        pipeline: bounds the written bytes that the server has not acknowledged.
+        pipeline: limits how many written bytes the server has not acknowledged.
         protocol, address: how the server is reached, for display.
         preferred: whether the server comes before the others on every file's ring.
-        no_uploads: returns why the server gets no new shares now; None: it gets some.
-        certified_by, certified_until: the grid manager that has certified it, and when that expires or has
-            expired, for display; None: none has.
+        no_uploads: returns the reason why the server gets no new shares now; None: it may get shares.
+        certified_by, certified_until: for display: the grid manager that has certified the server, and when
+            the certificate expires or has expired; None: no certificate.
         connects_slowly: whether connecting may take tens of seconds, as through Tor.
     """
 
@@ -69,9 +71,9 @@ class Peer:
         """
         When bytes last went to the server or came from it, for any transfer, by the clock.
 
-        On a slow link a transfer's request may wait for those of other transfers for longer than the
-        time limit for silence. A server object without this record, such as one in this process, handles
-        no requests that take long.
+        On a slow link a transfer's request may wait for the requests of other transfers longer than the time
+        limit for silence. A server object without this record, such as one in this process, handles only
+        quick requests; for such an object the value is minus infinity.
         """
         last_s: float = getattr(self.server, "last_activity_s", -math.inf)
         return last_s
@@ -82,11 +84,11 @@ class TransferContext:
     What all transfers of one grid share.
 
     Attributes:
-        clock: the reactor's.
+        clock: the clock of the reactor.
         workers: threads for work that takes long.
-        peers: the servers that may be used, in any order; it may change.
-        secrets: of the client, from which the secrets of files derive.
-        shortfall: the writes that reached fewer servers than wanted.
+        peers: the servers that may be used, in any order; the list may change.
+        secrets: the client's secrets, from which the secrets of files derive.
+        shortfall: counts the writes that reached fewer servers than wanted.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Repair of one immutable file: missing shares are encoded again and placed."""
+"""Repair one immutable file: encode missing shares again and place them."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from pipegrid.transfer.settings import DownloadSettings
 from pipegrid.transfer.time_limits import CallTimeout
 from pipegrid.transport.interface import StreamConsumer
 
-# The bytes of a download as whole segments, for a coroutine that takes them one by one.
+# Passing the bytes of a download, as whole segments, to a coroutine that takes one segment at a time.
 #
-# Holds at most a few segments; then the download is paused.
+# At most a few segments are held; when they are not taken, the download is paused.
 
 _HELD_SEGMENTS = 2
 
@@ -60,7 +60,7 @@ class SegmentFeed(StreamConsumer):
         Return the pieces of the next segment; one call at a time.
 
         Raises:
-            Any exception that ended the download before this segment.
+            Exception: any error that ended the download before this segment.
         """
         while not self._whole:
             if self._failure is not None:
@@ -74,7 +74,9 @@ class SegmentFeed(StreamConsumer):
         return pieces
 
     def ended(self, result: Any) -> None:
-        """Record the end of the download, successful or not; meant as its last callback."""
+        """
+        Record the end of the download, successful or not; to be added as the last callback of the download.
+        """
         if isinstance(result, Failure):
             self._failure = result
             self._wake()
@@ -102,31 +104,31 @@ class SegmentFeed(StreamConsumer):
             waiter.callback(None)
 
 
-# Repairing a file: missing or damaged shares are encoded again from the others, and placed.
+# Repairing a file: missing or damaged shares are encoded again from the other shares, and placed.
 #
-# First every share is verified. Then servers are found for the missing shares, before any is encoded:
-# each server gets an allocation and the header, and its response to the header shows that it accepts the
-# rest. Then the ciphertext is read from k good shares, segment by segment, encoded as at first, and sent
-# to those servers. No key is needed. Good shares stay where they are; meanwhile their leases are renewed.
-# If a server has several shares, and another one none that counts, that other server also gets one of
-# them.
+# First every share is verified. Before any missing share is encoded, servers are found for all of them: each
+# server gets an allocation and the header, and its response to the header shows that it accepts the rest.
+# Then the ciphertext is read from k good shares, segment by segment, encoded as at the first upload, and sent
+# to those servers. No key is needed. Good shares stay where they are; during the repair their leases are
+# renewed. If a server has several shares, and another server has none that counts for happiness, that other
+# server also gets one of them.
 #
-# A damaged copy stays, too, since shares cannot be changed; its server gets another share, if any.
+# A damaged copy stays, too, since shares cannot be changed; its server gets a share with another number, if
+# any.
 #
-# Only data in flight is held in memory. So a share whose server fails midway is encoded again in another
-# round, for another server.
+# Only data in flight is held in memory. So if a server fails midway, its share is encoded again for another
+# server, in another round.
 
 _RENEWALS = 64
 """
-Number of servers on which leases are renewed at the same time: a renewal costs a round trip and little
-else.
+Number of servers on which leases are renewed at the same time: a renewal costs a round trip and little else.
 """
 
 SMALL_SHARE_BYTES = 16 << 10
 """Shares up to this size are encoded before a server has accepted them, which saves a round trip."""
 
 _ROUNDS = 4
-"""Number of rounds; each encodes the file for servers that have not failed yet."""
+"""Maximum number of rounds; each round encodes the file for servers that have not failed yet."""
 
 
 class Repair:
@@ -154,8 +156,8 @@ class Repair:
         self._progress = progress
         self._started = clock.seconds()
         self._storage_index = self._cap.storage_index
-        # A repair expects missing shares, so all servers are asked in one batch: a further batch would be
-        # the longest wait.
+        # Shares are probably missing, so ask all servers in one batch: waiting for a second batch would take
+        # longest.
         self._check = Check(
             means,
             cap,
@@ -179,7 +181,7 @@ class Repair:
         Raises:
             NotEnoughSharesError: fewer than k good shares are left.
             CorruptionError: the shares are valid but do not make up the file of the cap.
-            SegmentTooLarge: the settings do not allow the file's segments.
+            SegmentTooLarge: the file has larger segments than the settings permit.
             CapMismatch: the cap does not match the stored file.
         """
         return await self._make_whole(await self._check.run())
@@ -193,13 +195,13 @@ class Repair:
         Damage in the shares that are read is found during the repair, and damaged shares are not used.
 
         Args:
-            before: the result of the check; the object is recoverable.
+            before: the result of the check, by which the file is recoverable.
             found: the shares that the check found.
             packed_ueb: the UEB of a good share.
-            renewed: servers that have just renewed the leases.
+            renewed: servers whose leases were just renewed.
 
         Raises:
-            As ``run``.
+            Exception: see ``run``.
         """
         found.packed_ueb = packed_ueb
         self._check.found = found
@@ -285,7 +287,7 @@ class Repair:
                     advice.addErrback(lambda reason: reason.trap(ServerError, CancelledError))
 
     async def _renew_leases(self) -> None:
-        """Renew the leases of the shares that were found; allocations do so for the others."""
+        """Renew the leases of the shares that were found; new shares get leases by their allocation."""
         holders = {peer for peers in self._plan.stored.values() for peer in peers}
 
         async def renew(peer: Peer) -> None:
@@ -303,7 +305,9 @@ class Repair:
     # One round.
 
     async def _round(self, encoder: Reencoder, small: bool) -> bool:
-        """Send the missing shares that have a server; return whether anything was sent."""
+        """
+        Run one round: send the missing shares for which there is a server; return whether any share was sent.
+        """
         try:
             if small:
                 return await self._send_whole(encoder)
@@ -314,7 +318,7 @@ class Repair:
                 return True
             return False
         except (CancelledError, GeneratorExit):
-            # Unfinished shares stay allocated, so that a rerun can resume them.
+            # Unfinished shares stay allocated, so that a repeated repair can resume them.
             self._release_all()
             raise
         except BaseException:
@@ -327,7 +331,10 @@ class Repair:
         self._allocations.cancel()
 
     async def _find_space(self, encoder: Reencoder) -> None:
-        """Open share uploads for all missing shares, and wait until each is known to be accepted."""
+        """
+        Open share uploads for all missing shares, and wait until servers have accepted or refused each of
+        them.
+        """
         header = encoder.layout.pack_header()
         while True:
             self._process_events()
@@ -340,10 +347,10 @@ class Repair:
 
     async def _send_whole(self, encoder: Reencoder) -> bool:
         """
-        Encode small shares before servers have accepted them, and send each directly after its
+        Encode small shares before servers have accepted them, and send each share directly after its
         allocation.
 
-        This saves a round trip, and both are one message if the server supports bundles.
+        This saves a round trip; allocation and share are one message if the server supports bundles.
         """
         if not self._plan.assignments():
             return False
@@ -366,7 +373,8 @@ class Repair:
 
     def _open_missing(self, encoder: Reencoder) -> Iterator[ShareUpload]:
         """
-        Open share uploads for all missing shares that have a server, and yield them, server by server.
+        Open share uploads for all missing shares for which there is a server, and yield these uploads, server
+        by server.
         """
         moves = self._plan.assignments()
         for peer in dict.fromkeys(moves.values()):
@@ -398,7 +406,7 @@ class Repair:
         ciphertext: list[memoryview],
         numbers: set[int] | None = None,
     ) -> CodedSegment:
-        """Return an encoded segment; ``numbers``: the shares whose blocks are wanted, None: all."""
+        """Return an encoded segment. ``numbers``: the shares whose blocks are wanted; None: all shares."""
         size = 8 * encoder.geometry.segment_length(index)
         return await self._means.workers.run_if_large(size, _code, encoder, ciphertext, numbers)
 
@@ -445,7 +453,7 @@ class Repair:
     # Events.
 
     def _process_events(self) -> None:
-        """Update the plan with what has happened."""
+        """Update the plan with all new events."""
         for answer in self._allocations.take_responses():
             self._allocated(answer)
         for upload in self._uploads.take_ended(self._clock.seconds()):
@@ -467,7 +475,7 @@ class Repair:
             if upload.peer is peer and upload.share_number in answer.numbers:
                 upload.last_activity = self._clock.seconds()
                 if upload.share_number in result.already_have:
-                    upload.close(ShareState.FOUND)  # another client was faster
+                    upload.close(ShareState.FOUND)  # another client has stored the share first
                 upload.granted = upload.share_number in result.allocated
 
     def _upload_ended(self, upload: ShareUpload) -> None:
@@ -487,5 +495,5 @@ class Repair:
 def _code(
     encoder: Reencoder, ciphertext: list[memoryview], numbers: set[int] | None
 ) -> CodedSegment:
-    # All hashes are needed, but only some blocks.
+    # The hashes of all shares are needed, but only some blocks.
     return encoder.code(encoder.encrypt(ciphertext), numbers)

@@ -26,14 +26,14 @@ class PutResult:
 
     Attributes:
         cap: restores the file.
-        size: plaintext bytes.
+        size: number of plaintext bytes.
         share_bytes: length of each share; 0 for a literal cap.
-        shares_placed: by share number, the nickname of the server that accepted it now.
-        shares_found: by share number, the servers that had it before.
+        shares_placed: by share number, the nickname of the server that accepted the share now.
+        shares_found: by share number, the servers that had the share before.
         happiness: servers of happiness reached; 0 for a literal cap.
         dropped: servers given up as stragglers.
         reasons: why servers did not accept shares, by nickname.
-        elapsed_s: until the last acknowledgement that was waited for.
+        elapsed_s: seconds until the last acknowledgement that was waited for.
     """
 
     cap: ChkCap | LitCap
@@ -55,10 +55,10 @@ class GetResult:
     Attributes:
         size: plaintext bytes delivered.
         shares_used: by share number, its server's nickname.
-        corrupt: damage that was worked around.
-        elapsed_s: until the last byte was delivered.
-        found_bytes: what an interrupted get had left.
-        here_bytes: what of these was good, and not fetched again.
+        corrupt: damage that did not prevent the download.
+        elapsed_s: seconds until the last byte was delivered.
+        found_bytes: bytes left by an interrupted get.
+        here_bytes: those of ``found_bytes`` that were good, and not fetched again.
     """
 
     size: int
@@ -78,18 +78,19 @@ class CheckResult:
         healthy: every share has a good copy, and they are on as many servers as can have them now.
         recoverable: at least ``required_shares`` distinct shares have a good copy.
         good_shares: by share number, nicknames of the servers with a good copy.
-        corrupt: damage found (only with verification); there may be a good copy of a damaged share on
-            another server.
+        corrupt: damage found (only with verification); a damaged share may have a good copy on another
+            server.
         happiness: servers of happiness of the good shares.
         unreachable: servers that could not be asked.
-        reasons: why not, by nickname.
+        reasons: why servers could not be asked, by nickname.
         renewed: servers that added or renewed leases.
         lease_problems: sentences: why servers gave no lease.
-        remarks: sentences: other problems.
-        possible_happiness: that of all shares on the servers that responded and have space.
-        servers: number of servers, also of those that did not respond.
-        share_servers: as ``good_shares``, with ids, which are unique.
-        answered: nicknames of the servers that listed their shares, by id.
+        remarks: sentences about other problems.
+        possible_happiness: happiness if all shares were spread over the servers that responded and have
+            space.
+        servers: number of servers, including those that did not respond.
+        share_servers: as ``good_shares``, but with ids, which are unique.
+        answered: maps the id of each server that listed its shares to its nickname.
     """
 
     cap: Cap | ChkCap | ChkVerifierCap
@@ -125,13 +126,12 @@ class CheckResult:
         """
         The state in one word.
 
-        * ``"healthy"``: as the attribute ``healthy``.
-        * ``"unspread"``: there is a good copy of every share, but more servers could have some.
-        * ``"reachable"``: the missing shares may all be on unreachable servers, and nothing else is
-          wrong.
+        * ``"healthy"``: see the attribute ``healthy``.
+        * ``"unspread"``: every share has a good copy, but the shares could be on more servers.
+        * ``"reachable"``: the missing shares may all be on unreachable servers, and nothing else is wrong.
         * ``"damaged"``: something is missing or wrong, but the file can be restored.
-        * ``"unavailable"``: it cannot be restored, but unreachable servers may have the missing shares.
-        * ``"lost"``: it cannot be restored.
+        * ``"unavailable"``: the file cannot be restored, but unreachable servers may have the missing shares.
+        * ``"lost"``: the file cannot be restored.
         """
         if not self.recoverable:
             return "unavailable" if self.unreachable else "lost"
@@ -145,8 +145,8 @@ class CheckResult:
 
     def _may_be_out_of_reach(self) -> bool:
         """
-        Return whether unreachable servers have the missing shares, provided that they have as many as
-        others.
+        Return whether the unreachable servers may have all missing shares, if each has as many shares as
+        other servers.
         """
         held = Counter(name for names in self.good_shares.values() for name in names)
         usual = -(-self.total_shares // max(1, self.servers))
@@ -161,7 +161,7 @@ class RenewResult:
     The leases of one file.
 
     Attributes:
-        leases: by share number, the servers that gave a lease on it.
+        leases: by share number, the servers that gave a lease on the share.
         unreachable: servers that could not be asked.
         reasons: why servers with shares gave no lease.
     """
@@ -186,12 +186,12 @@ class RepairResult:
 
     Attributes:
         before: the result of the check.
-        after: the same with the new shares; damaged copies remain, since shares cannot be changed.
+        after: ``before`` with the new shares added; damaged copies remain, since shares cannot be changed.
         uploaded: by share number, the server that accepted a new copy.
         renewed: servers that renewed leases.
         reasons: why servers did not accept shares.
-        elapsed_s: total time.
-        reasons_by_server: these reasons, by nickname.
+        elapsed_s: total time in seconds.
+        reasons_by_server: the same reasons, by nickname.
         absent: servers that were unreachable; a later repair may reach them.
     """
 
@@ -207,7 +207,7 @@ class RepairResult:
 
     @property
     def whole(self) -> bool:
-        """Whether there is a good copy of every share now, and they are on as many servers as possible."""
+        """Whether every share has a good copy now, and the shares are on as many servers as possible."""
         return self.after.is_complete and self.after.is_spread
 
 
@@ -218,8 +218,8 @@ class ServerStatus(NamedTuple):
     Attributes:
         reason: why the server is not reachable.
         no_uploads: why the server gets no new shares, even if it is reachable.
-        certified_by: the grid manager whose certificate it has; None if it has none of a configured one.
-        certified_until: when that expires, or has expired: ``2027-01-31T12:00:00+00:00``.
+        certified_by: the grid manager that has certified the server; None: no configured one has.
+        certified_until: when the certificate expires or has expired: ``2027-01-31T12:00:00+00:00``.
     """
 
     nickname: str
@@ -238,7 +238,7 @@ class ServerStatus(NamedTuple):
     @property
     def writable(self) -> bool:
         """
-        Whether the server seems to accept shares: it is certified and, by its own account, neither full
+        Whether the server seems to accept shares: it is certified, and has reported that it is neither full
         nor read-only.
         """
         return self.reachable and self.available_bytes != 0 and self.no_uploads is None
@@ -249,13 +249,14 @@ class ServerStatus(NamedTuple):
 # The reported number never falls and is never repeated, even if the transfer must repeat work.
 
 Progress = Callable[[int, int], None]
-"""Called with the amount done and the total, in the unit that the transfer names."""
+"""A function that is called with the amount done and the total, in a unit that depends on the transfer."""
 
 
 Traffic: TypeAlias = "Callable[[ServerIdentity, float, float, int], None]"
 """
-Called for bytes of shares that passed between the client and one server: with the server, when they were
-sent or asked for, when they were acknowledged or had arrived, both by the grid's clock, and their number.
+A function that is called for bytes of shares that passed between the client and one server. Its arguments:
+the server; when the bytes were sent or requested; when they were acknowledged or had arrived (both times by
+the grid's clock); the number of bytes.
 """
 
 
@@ -266,10 +267,10 @@ class PutReports(NamedTuple):
     Attributes:
         progress: gets acknowledged and total bytes of shares.
         found: gets the bytes of shares that servers had before, and total bytes of shares.
-        hashing: gets the bytes of the file from which its key was derived so far, and the total; before
-            the others.
-        cap_known: gets the file's cap as soon as the file is encoded, long before it is stored; may be
-            called more than once. Not called for literal caps.
+        hashing: before the other reports; gets how many bytes of the file were read to derive its key, and
+            the total.
+        cap_known: gets the file's cap as soon as the file is encoded, long before it is stored; may be called
+            more than once. Not called for literal caps.
         traffic: gets the bytes that each server has acknowledged, message by message.
     """
 
@@ -299,11 +300,11 @@ class ProgressReport:
         return self._progress is not None
 
     def more(self, amount: int) -> None:
-        """Increase the total amount of work."""
+        """Increase ``total`` by an additional amount of work."""
         self._total += amount
 
     def report(self, done: int) -> None:
-        """Report that ``done`` of ``total`` is done, unless that much was reported already."""
+        """Report that ``done`` of ``total`` is done, unless this or a higher number was already reported."""
         if self._progress is not None and done > self._reported_bytes:
             self._reported_bytes = done
             self._progress(done, self._total)

@@ -1,4 +1,4 @@
-"""Which servers accept no more shares, by their own account: they are full or read-only."""
+"""Find out which servers report that they accept no more shares, because they are full or read-only."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Capacity:
     """
     What the servers of one client have reported of their space.
 
-    The reports matter when shares are on fewer servers than possible: a server without space must not
-    count as possible, or a repair would be tried without effect each time. Servers are asked only then,
-    and once for all objects that are checked meanwhile: a report is used for ``BELIEVED_S``.
+    The reports matter when shares are on fewer servers than possible: a server without space must not count
+    as possible, or each repair would try to use it, without effect. Servers are asked only in this case, and
+    once for all objects that are checked in the meantime: a report is used for ``BELIEVED_S`` seconds.
     """
 
     def __init__(self, clock: IReactorTime) -> None:
@@ -41,10 +41,10 @@ class Capacity:
         self, peers: Collection[Peer], share_bytes: int, silence_s: float, *, mutable: bool = False
     ) -> set[Peer]:
         """
-        Return the servers that do not accept a share of this size; includes servers that do not respond.
+        Return the servers that do not accept a share of this size, including servers that do not respond.
 
         Args:
-            silence_s: a server without activity for this long does not respond.
+            silence_s: a server without activity for this many seconds counts as not responding.
         """
         await self._lock.acquire()
         try:

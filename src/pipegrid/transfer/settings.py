@@ -11,7 +11,7 @@ from pipegrid.core.encoding_parameters import MAX_SEGMENT_BYTES
 from pipegrid.flow.rate_timetable import RateLimit, RateTimetable
 
 MIN_MEMORY_BYTES = 8 << 20
-"""With less memory a file with segments of 1 MiB could not proceed."""
+"""Minimum of ``memory_bytes``; with less memory, a file with segments of 1 MiB could not be transferred."""
 
 
 class UploadSettings(NamedTuple):
@@ -19,9 +19,10 @@ class UploadSettings(NamedTuple):
     How long an upload waits for servers.
 
     Attributes:
-        grace_s, grace_share: stragglers may delay the upload by this time, or by this fraction of the
-        time that the upload has taken so far, whichever is more, once happiness holds without them.
-        silence_s: a server that acknowledges nothing for this long is given up.
+        grace_s, grace_share: how long stragglers may delay the upload once happiness holds without them:
+            ``grace_s`` seconds, or the fraction ``grace_share`` of the time that the upload has taken,
+            whichever is more.
+        silence_s: a server that acknowledges nothing for this many seconds is given up.
     """
 
     grace_s: float = 2.0
@@ -39,11 +40,11 @@ class Limits:
     How much of the machine and of its link a grid may use.
 
     Attributes:
-        bytes_per_s: limit for sending, and limit for receiving, over all connections; or a
-            ``RateTimetable`` with a limit for each, by time of the week; None: no limit.
-        jobs: limit of files that are stored at the same time; None: as many as memory and windows allow.
-        memory_bytes: limit of data held in memory for uploads, and for downloads; None: about 64 MiB. The
-            program's own memory is not included.
+        bytes_per_s: maximum rate for sending, and for receiving, each over all connections; or a
+            ``RateTimetable`` with a maximum for each time of the week; None: no limit.
+        jobs: maximum number of files stored at the same time; None: as many as memory and windows allow.
+        memory_bytes: maximum data held in memory for uploads, and the same for downloads; None: about 64 MiB.
+            The program's own memory is not included.
     """
 
     bytes_per_s: RateLimit | None = None
@@ -52,6 +53,8 @@ class Limits:
 
     def __attrs_post_init__(self) -> None:
         """
+        Check the limits.
+
         Raises:
             UsageError: a limit is too low for any transfer.
         """
@@ -66,9 +69,9 @@ class UpkeepSettings(NamedTuple):
     How much runs at the same time when many objects are checked or repaired.
 
     Attributes:
-        jobs: number of objects. Queries about a thousand objects fill a round trip of 100 ms; each takes
-            about 10 KiB.
-        memory_bytes: limit for objects whose bytes are read, for verification or repair.
+        jobs: maximum number of objects. Queries about a thousand objects keep a link with a round-trip time
+            of 100 ms busy; each object takes about 10 KiB.
+        memory_bytes: maximum memory for objects whose bytes are read, for verification or repair.
     """
 
     jobs: int = 1024
@@ -80,15 +83,15 @@ class DownloadSettings(NamedTuple):
     How much a download reads in advance, how long it waits, and how much memory it uses.
 
     Attributes:
-        extra_shares: e, the number of shares beyond k that are read at first; for a range of several
-            segments twice as many, each with half as much.
-        hedge_s: when no segment has been finished for this long, and some servers lag,
-            one more share is read.
-        silence_s: when no byte has arrived for this long, the servers with outstanding requests are given
-            up.
-        memory_bytes: limit of share data in memory, over all shares.
-        max_segment_bytes: files with larger segments are not fetched, since a segment is held in memory
-            as a whole.
+        extra_shares: e, the number of shares beyond k that are read at first; for a range of several segments
+            twice as many, each with half as much data.
+        hedge_s: when no segment has been finished for this many seconds, and some servers lag, one more share
+            is read.
+        silence_s: when no byte has arrived for this many seconds, the servers with outstanding requests are
+            given up.
+        memory_bytes: maximum share data in memory, over all shares.
+        max_segment_bytes: files with larger segments are not fetched, since a segment is held in memory as a
+            whole.
     """
 
     extra_shares: int = 1
@@ -104,19 +107,19 @@ class MutableSettings(NamedTuple):
 
     Attributes:
         happy: servers of happiness that a write must reach, or the number of servers if that is smaller.
-        read_bytes: bytes of each share to read first: all of a small one, all but blocks and hash tree of
-            a large one.
-        write_read_bytes: the same for writers, which need all of a directory at the same time.
-        grace_s, grace_share: how long to wait for servers that lag; see
-        ``UploadSettings``.
-        silence_s: a server without activity for this long has failed.
-        time_limit_s: how long an operation with conflicts is retried.
-        first_wait_s, max_wait_s: bounds of the random waits between retries; they double.
-        unfinished_looks: a version that is newer than all that can be read is another client's write,
-            unfinished or interrupted; after this many queries it is overwritten.
-        max_content_bytes: limit of a file that is written whole, and so is held in memory with its
+        read_bytes: bytes of each share to read first: all of a small share, or all but blocks and hash tree
+            of a large share.
+        write_read_bytes: ``read_bytes`` for writers, which need all of a directory at the same time.
+        grace_s, grace_share: how long to wait for servers that lag; see ``UploadSettings``.
+        silence_s: a server without activity for this many seconds has failed.
+        time_limit_s: how many seconds an operation with conflicts is retried.
+        first_wait_s, max_wait_s: bounds of the random waits between retries; each wait is up to twice as long
+            as the one before.
+        unfinished_looks: a version that cannot be read, and is newer than all that can, is another client's
+            running or interrupted write; after this many queries it is overwritten.
+        max_content_bytes: maximum size of a file that is written whole, and so is held in memory with its
             shares.
-        memory_bytes: limit of share data in memory while a file is read.
+        memory_bytes: maximum share data in memory while a file is read.
     """
 
     happy: int = 7
@@ -143,9 +146,9 @@ GETS_AT_ONCE = 4
 
 def limited(settings: DownloadSettings, limits: Limits) -> DownloadSettings:
     """
-    Return the settings with at most the allowed memory for share data.
+    Return the settings with ``memory_bytes`` reduced to what ``limits`` permits for one download.
 
-    All downloads together get half of it; the rest is for segments.
+    All downloads together get half of ``limits.memory_bytes`` for share data; the rest is for segments.
     """
     if limits.memory_bytes is None:
         return settings

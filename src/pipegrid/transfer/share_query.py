@@ -1,4 +1,4 @@
-"""Queries about one object, and their batches per server."""
+"""Query servers about many objects: the queries about each object, and their batches per server."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from pipegrid.transfer.results import CheckResult, RenewResult
 from pipegrid.transport import surveys
 from pipegrid.transport.surveys import MAX_QUESTIONS, Question, Sample, Surveyed
 
-# What to ask about one object, which servers to ask, and what their responses show.
+# Deciding what to ask about one object and which servers to ask, and evaluating their responses.
 #
-# This works like ``Check``, but with one query per server for everything: which shares the server has, a
-# lease if that is wanted, and from two servers the UEB of the share that they should have. A healthy
-# object is recognized when the servers that should have its shares have responded; otherwise all servers
-# are asked, in growing batches. If the samples do not prove that the cap fits, two of the copies found
-# are sampled. If these do not prove it either, the object needs a ``Check`` of its own.
+# This works like ``Check``, but one query per server covers everything: which shares the server has, a lease
+# if wanted, and from two servers the UEB of the share that they should have (a sample). A healthy object is
+# recognized when the servers that should have its shares have responded; otherwise all servers are asked, in
+# growing batches. If the samples do not prove that the cap is right, the UEBs of two copies that were found
+# are read. If these do not prove it either, the object needs a ``Check`` of its own.
 #
-# Pure: the caller reports responses, and gets what to ask next.
+# Pure: the caller reports responses, and gets the next queries.
 
 SAMPLES = 2
-"""As in ``Check``."""
+"""Number of servers that are asked for a UEB; see ``Check``."""
 
 
 class ShareQuery:
@@ -40,16 +40,17 @@ class ShareQuery:
     The queries about one encoded object (not about a literal one).
 
     Args:
-        given: its cap, which results contain.
+        given: the object's cap as the caller gave it, which results contain.
         peers: servers that may be asked, in any order.
         renewing: whether only leases matter: all servers are asked, and no samples are read.
 
     Attributes:
-        cap: its verifier cap.
+        cap: the object's verify cap.
         found: what is known of the shares.
         leased: the servers that gave a lease.
-        packed_ueb: the UEB of a share that fits the cap; b"" if none was read.
-        needs_a_closer_look: whether the samples proved nothing.
+        packed_ueb: the UEB of a share that matches the cap; b"" if none was read.
+        needs_a_closer_look: whether the samples neither proved nor disproved the cap, so that a ``Check`` is
+            needed.
         sampling_copies: whether the current queries read samples of shares that were found.
     """
 
@@ -95,12 +96,12 @@ class ShareQuery:
 
     @property
     def ended(self) -> bool:
-        """Whether no query is left to send or outstanding; call ``next`` first."""
+        """Whether no query is outstanding and none is left to send; call ``next`` before reading this."""
         return not self._open
 
     @property
     def waits(self) -> bool:
-        """Whether ``next`` returns nothing before another outstanding query is answered."""
+        """Whether ``next`` would return nothing until another outstanding query is answered."""
         if not self._open:
             return False
         too_few = len(self.found.answered) < self.cap.total_shares
@@ -108,13 +109,13 @@ class ShareQuery:
 
     def next(self) -> list[tuple[Peer, tuple[Sample, ...]]]:
         """
-        Return the servers to ask now, each with the samples to read; the caller reports each outcome
-        once.
+        Return the servers to ask now, each with the samples to read. The caller must report one outcome for
+        each server.
         """
         asked: list[tuple[Peer, tuple[Sample, ...]]] = []
         if self.sampling_copies:
             return asked
-        # whether no further server must be asked which shares it has
+        # whether no further server needs to be asked for its shares
         is_known = self._batches.exhausted
         if is_known or (not self._renewing and self.found.is_whole(self.cap.total_shares)):
             return self._next_samples()
@@ -129,9 +130,12 @@ class ShareQuery:
         return asked
 
     def _next_samples(self) -> list[tuple[Peer, tuple[Sample, ...]]]:
-        """Return queries for the UEB of copies that were found, if the expected shares proved nothing."""
+        """
+        Return queries for the UEBs of copies that were found, if the samples of expected shares proved
+        nothing.
+        """
         if self._fit.fits or self._renewing or not self.found.holders:
-            self._open.clear()  # outstanding responses are not waited for
+            self._open.clear()  # outstanding responses are not needed any more
             return []
         self.sampling_copies = True
         self._open.clear()
@@ -153,9 +157,9 @@ class ShareQuery:
     # Responses.
 
     def answered(self, peer: Peer, answer: Surveyed) -> None:
-        """Process a server's response; ignored if it is no longer waited for."""
+        """Process a server's response; ignore it if no query to this server is outstanding."""
         if self._open.pop(peer, None) is None:
-            return  # it is no longer waited for
+            return  # no response of this server is awaited
         for data in answer.samples:
             packed = ueb_in(data, self._place.length_bytes)
             if packed and not self.packed_ueb:
@@ -204,7 +208,7 @@ class ShareQuery:
         return result
 
     def renew_result(self) -> RenewResult:
-        """Return which shares have a lease now."""
+        """Return the result of a renewal: which shares have a lease now."""
         return RenewResult(
             cap=self._given,
             leases={number: sorted(self._leases[number]) for number in sorted(self._leases)},
@@ -215,30 +219,33 @@ class ShareQuery:
         )
 
 
-# The queries to one server: batched into few messages, bounded, with a time limit.
+# The queries to one server: batched into few messages, limited in number, with a time limit.
 #
-# Queries of one turn of the reactor are sent at its end, in messages of up to ``MAX_QUESTIONS``; a full
-# message is sent at once. Before the first response only one message is sent, since it is not known which
-# form of query the server supports.
+# Queries of one reactor turn are sent at its end, in messages of up to ``MAX_QUESTIONS`` queries. Until the
+# first response, queries for only one message are pending, since it is not known which form of query the
+# server supports.
 #
-# A server that was silent for too long, or unreachable, is not asked again for a while: queries fail at
+# A server that was silent for too long, or unreachable, is not asked again for a while: queries to it fail at
 # once with the same error, so that a thousand objects do not wait for it one after another.
 
 QUESTIONS_AT_ONCE = 1024
-"""Pending queries to one server: at 100 ms, and half a kilobyte per response, this is 5 MB/s."""
+"""
+Maximum number of pending queries to one server: with a round-trip time of 100 ms and half a kilobyte per
+response, this allows 5 MB/s.
+"""
 
 REST_S = 30.0
-"""How long an unreachable server is not asked."""
+"""For how many seconds an unreachable server is not asked again."""
 
 OnResponse = Callable[[Surveyed | ServerError], None]
 
 
 class SurveyBatcher:
     """
-    Collects the queries to one server, and sends those of one turn of the reactor together.
+    Collects the queries to one server, and sends those of one reactor turn together.
 
     Args:
-        silence_s: a server that responds to none of its queries for this long is given up.
+        silence_s: a server that responds to none of its queries for this many seconds is given up.
         broken: called with exceptions that are no server errors.
     """
 
@@ -269,17 +276,17 @@ class SurveyBatcher:
 
     def ask(self, question: Question, on_response: OnResponse) -> None:
         """
-        Ask the server at the end of this turn.
+        Add a query, which is sent at the end of this reactor turn.
 
         Args:
-            on_response: called once with the response or the error, but not within this call.
+            on_response: called once with the response or the error, but not before this method returns.
         """
         self._waiting.append((question, on_response))
         if self._turn is None:
             self._turn = self._clock.callLater(0, self._turn_is_over)
 
     def close(self) -> None:
-        """Cancel all queries; no callback is called."""
+        """Cancel all queries; none of their callbacks is called afterwards."""
         self._waiting.clear()
         for timer in (self._turn, self._timer):
             if timer is not None and timer.active():
@@ -352,7 +359,7 @@ class SurveyBatcher:
             self._continue()
 
     def _continue(self) -> None:
-        """Send more queries, in the next turn, when enough responses have arrived."""
+        """Send more of the waiting queries, in the next reactor turn."""
         if self._waiting and self._turn is None:
             self._turn = self._clock.callLater(0, self._turn_is_over)
 

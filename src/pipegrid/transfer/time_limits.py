@@ -11,50 +11,55 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from pipegrid.errors import ServerTimeout
 from pipegrid.transfer.peers import Peer
 
-# How long a server may be silent to one transfer while it is busy with others.
+# How long a server may be silent to one transfer while it is busy with other transfers.
 #
-# On a slow link a transfer's request may wait for those of other transfers for longer than the time
-# limit for silence. So activity for any transfer counts for all. But a server that responds to everything
-# except one request must not delay its sender forever: activity for other transfers counts only for a
-# limited time.
+# On a slow link a transfer's request may wait for the requests of other transfers longer than the time limit
+# for silence. So the server's activity for any transfer counts for all. But a server that responds to
+# everything except one request must not delay the sender of this request forever: activity for other
+# transfers counts only for a limited time.
 
 MOST_TIMES = 10
-"""A server may be silent to one transfer for this many times the limit for silence to all."""
+"""
+Maximum time for which an active server may be silent to one transfer, as a multiple of the time limit for
+silence.
+"""
 
 
 def last_activity_s(
     own_s: float, server_s: float, silence_s: float, times: int = MOST_TIMES
 ) -> float:
     """
-    Return the time of a server's last activity that counts for one transfer, in seconds of the caller's
+    Return the time of the server's last activity that counts for one transfer, in seconds of the caller's
     clock.
 
     Args:
-        own_s: last activity for this transfer, or when its request was sent.
-        server_s: last activity for any transfer.
+        own_s: time of the last activity for this transfer, or when its request was sent.
+        server_s: time of the last activity for any transfer.
         silence_s: time limit for silence.
-        times: a server may be silent to this transfer for that many times the limit.
+        times: an active server may be silent to this transfer for this many times ``silence_s``.
     """
     return max(own_s, min(server_s, own_s + (times - 1) * silence_s))
 
 
-# Detecting streams that transfer almost nothing while others make progress.
+# Detecting streams that transfer almost nothing while other streams make progress.
 #
-# A server that sends a byte now and then is never silent, but its stream would take years: one such
-# server was enough to keep every verification, and every repair, from ending. So a stream must also have
-# a minimum rate.
+# A server that sends a byte now and then is never silent, but its stream would take years: one such server
+# was enough to keep every verification, and every repair, from ending. So a stream must also have a minimum
+# rate.
 #
-# A slow link is not the server's fault, and all streams share it. So a stream is compared with the
-# others: it is given up if it has lasted as long as the limit for silence, and its average rate is less
-# than 1000 bytes per second *and* less than a twentieth of the best rate of the fastest stream. If there
-# is no faster stream to compare it with, it is given up after ten times that limit if its rate is less
-# than 100 bytes per second.
+# A slow link is not the server's fault, and all streams share the link. So each stream is compared with the
+# others: it is given up if it has lasted as long as the time limit for silence, and its average rate is less
+# than 1000 bytes per second *and* less than a twentieth of the best rate of the fastest stream. If no other
+# stream is faster, it is given up after ten times that limit if its rate is less than 100 bytes per second.
 #
-# Its time begins with its first byte, since before that it may wait for others; the time during which
-# the client pauses it does not count.
+# The time of a stream begins with its first byte, since before that it may wait for other streams; the time
+# during which the client pauses the stream does not count.
 
 SLOWEST_BYTES_PER_S = 1000
-"""A server demands the same rate of its clients (``server.gbs.http_connection``)."""
+"""
+Minimum rate of a stream when others are faster; a server demands the same rate of its clients
+(``server.gbs.http_connection``).
+"""
 
 
 SLOWER_TIMES = 20
@@ -69,10 +74,10 @@ _LEAST_S = 10.0
 
 class StreamRates:
     """
-    The rates of the streams of one operation.
+    The best rate of the streams of one operation.
 
     Args:
-        silence_s: time limit for a server without activity.
+        silence_s: a server without activity for this many seconds is given up.
 
     Attributes:
         best_bytes_per_s: the best rate of the fastest stream.
@@ -107,7 +112,7 @@ class SlowStreamDetector:
         self._streams.best_bytes_per_s = max(self._streams.best_bytes_per_s, self._bytes_per_s())
 
     def hold(self) -> None:
-        """Stop the stream's time while the client pauses it."""
+        """Stop counting the stream's time, while the client pauses the stream."""
         self._held_since_s = self._streams.clock.seconds()
 
     def go_on(self) -> None:
@@ -135,7 +140,7 @@ class SlowStreamDetector:
         return self.came_bytes / max(_LEAST_S, self.took_s)
 
 
-# Giving up a server that has been silent for too long, for a caller that waits for one call.
+# Giving up a server that was silent for too long during one call.
 
 T = TypeVar("T")
 
@@ -145,10 +150,10 @@ class CallTimeout:
     Time limit for one call.
 
     Args:
-        silence_s: longest time without activity of the server, for this call or any other.
-        more_s: called when that time is over; returns how much longer to wait, because of the amount of
-            data.
-        worth: detector for the stream that the call transfers, if any.
+        silence_s: maximum time without activity of the server, for this call or any other, in seconds.
+        more_s: called when ``silence_s`` is over; returns how many more seconds to wait, because of the
+            amount of data.
+        worth: detects whether the stream that the call transfers is too slow; None: the call is no stream.
     """
 
     def __init__(
@@ -178,8 +183,7 @@ class CallTimeout:
             peer: the server that was called.
 
         Raises:
-            ServerTimeout: the server was silent for too long, or its stream too slow; the call was
-                cancelled.
+            ServerTimeout: the server was silent for too long, or its stream too slow; the call was cancelled.
         """
         self._timer = self._clock.callLater(self._silence_s, self._look, call, peer)
         try:

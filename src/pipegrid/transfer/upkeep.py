@@ -27,14 +27,15 @@ from pipegrid.transfer.time_limits import CallTimeout
 from pipegrid.transfer.verification_rotation import VerifiedPart
 from pipegrid.transport.surveys import Question, Sample, Surveyed
 
-# Adding or renewing this client's leases on the shares of a file, without reading its shares.
+# Adding or renewing this client's leases on the shares of a file, without reading the shares.
 #
-# Each server gets the query for its shares and the request for the lease at the same time: both take one
-# round trip.
+# Each server gets the query for its shares and the request for the lease at the same time, so that both
+# together take one round trip.
 
 SERVERS_AT_ONCE = 100
 """
-All servers must be asked, and each responds with a few bytes; an unanswered query takes little memory.
+Number of servers that are asked at the same time; each responds with a few bytes, and an unanswered query
+takes little memory.
 """
 
 
@@ -43,11 +44,11 @@ class Renewal:
     Adds or renews the leases on one encoded file (not on a literal one).
 
     Args:
-        silence_s: a server without activity for this long counts as unreachable.
+        silence_s: a server without activity for this many seconds counts as unreachable.
 
     Attributes:
-        renewed: nicknames of servers that gave a lease, if they were known to have shares.
-        problems: why servers with shares gave no lease.
+        renewed: nicknames of servers that gave a lease in ``on``.
+        problems: the reasons why servers with shares gave no lease.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Renewal:
         self.problems: list[str] = []
 
     async def everywhere(self, peers: Sequence[Peer]) -> RenewResult:
-        """Renew the leases on every server that has a share."""
+        """Ask all servers for their shares, and renew the leases on every server that has one."""
         in_order = ring(self._storage_index, peers)
         await few_at_a_time(
             SERVERS_AT_ONCE, [partial(self._find_and_renew, one) for one in in_order]
@@ -121,7 +122,7 @@ class Renewal:
                 self._leases.setdefault(number, []).append(peer.name)
 
 
-# ``ObjectUpkeep`` checks one object by itself, with ``Check``, and adds leases afterwards.
+# Checking one object by itself, with ``Check``, and adding leases afterwards.
 
 
 class KeepsMutable(Protocol):
@@ -132,8 +133,8 @@ class KeepsMutable(Protocol):
 
     async def repair(self, cap: MutableCap, force: bool) -> RepairResult:
         """
-        Write the best version again, unless the file is healthy; raises ``CapError`` if the cap cannot
-        write.
+        Write the best version again, unless the file is healthy; raise ``CapError`` if the cap does not grant
+        writing.
         """
 
     async def renew(self, cap: MutableCap) -> RenewResult:
@@ -143,11 +144,11 @@ class KeepsMutable(Protocol):
 @attrs.frozen
 class ObjectUpkeep:
     """
-    What the upkeep of objects needs.
+    Checks objects and renews their leases, one at a time; contains what the upkeep of many objects needs.
 
     Attributes:
-        silence_s: a server without activity for this long counts as unreachable.
-        mutables: returns the upkeep of mutable files.
+        silence_s: a server without activity for this many seconds counts as unreachable.
+        mutables: returns the object that maintains mutable files.
         capacity: what servers have reported of their space.
     """
 
@@ -187,12 +188,12 @@ class ObjectUpkeep:
         )
 
     def renewal(self, cap: ChkCap | ChkVerifierCap) -> Renewal:
-        """Return the renewal of one object's leases."""
+        """Return the ``Renewal`` for one object's leases."""
         return Renewal(self.means, cap, self.silence_s)
 
 
 def literal(cap: LitCap) -> CheckResult:
-    """Return the check result of a literal cap: the object cannot be lost while a client has the cap."""
+    """Return the check result of a literal cap, which is healthy: the cap itself contains the object."""
     return CheckResult(
         cap=cap,
         healthy=True,
@@ -208,31 +209,33 @@ def literal(cap: LitCap) -> CheckResult:
 
 # Upkeep of many objects: checks, leases, repairs.
 #
-# ``ShareQuery`` decides what to ask about one object. Here the queries of many objects go to each
-# server's ``SurveyBatcher``, which sends them together. An object that is not healthy is repaired with
-# the results, without further queries. An object that needs all of its bytes read, or a ``Check``, is
-# handled by itself; this takes memory, and starts when there is enough.
+# ``ShareQuery`` decides what to ask about one object. The queries of many objects go to each server's
+# ``SurveyBatcher``, which sends them together. An object that is not healthy is repaired with the results of
+# its queries, so that no further queries are needed. An object of which all bytes must be read, or which
+# needs a ``Check``, is handled by itself; this takes memory, and starts when enough memory is free.
 #
-# The caller awaits ``wait_for_space`` and begins the next object: objects may come from a walk that is still
-# running, or from an endless list. Each outcome is reported when it is known; an object that fails does
+# The caller awaits ``wait_for_space`` before it begins each object: objects may come from a walk that is
+# still running, or from an endless list. Each outcome is reported when it is known; an object that fails does
 # not stop the others.
 
 UpkeepOutcome = CheckResult | RenewResult | RepairResult | Failure
 OnOutcome = Callable[[UpkeepOutcome], None]
 
 OPEN_QUESTIONS = 32_768
-"""Limit of pending queries for all objects together; each takes about 500 bytes."""
+"""Maximum number of pending queries for all objects together; each query takes about 500 bytes."""
 
 BEGUN_PER_TURN = 64
-"""Objects that begin in one turn of the reactor: as many as fit into one message to each server."""
+"""
+Maximum number of objects that begin in one reactor turn: as many as fit into one message to each server.
+"""
 
 OBJECT_BYTES = 96 << 10
 """Memory that a repair or verification takes in addition to the object's bytes."""
 
 HELD_BYTES = 24 << 20
 """
-Limit for a large object's bytes; a small one may be in memory three times: as shares, as a segment, and
-encoded.
+Maximum memory for the bytes of one object. A small object may be in memory three times: as shares, as a
+segment, and encoded.
 """
 
 
@@ -245,9 +248,8 @@ class UpkeepRequest:
         verify: read all shares and check every byte of them.
         add_lease: add or renew leases on the good shares.
         repair: repair objects that are not healthy; with ``verify`` also objects with damaged copies.
-        renew: only renew leases, on all servers; excludes the others.
-        force: with ``repair``: repair mutable objects even if that destroys a version; see
-            ``Grid.repair``.
+        renew: only renew leases, on all servers; the other options have no effect.
+        force: with ``repair``: repair mutable objects even if that destroys a version; see ``Grid.repair``.
     """
 
     verify: bool = False
@@ -270,10 +272,10 @@ class UpkeepRequest:
 @attrs.frozen(kw_only=True)
 class SampledUpkeep(UpkeepRequest):
     """
-    The same, where ``verify`` holds for a part of the objects alone.
+    An ``UpkeepRequest`` in which ``verify`` applies only to a part of the objects.
 
     Attributes:
-        part: which objects; it counts them.
+        part: the objects to verify; counts those that were verified.
     """
 
     part: VerifiedPart
@@ -302,8 +304,8 @@ class Upkeep:
     The upkeep of the objects of one command or call.
 
     Args:
-        keeper: the servers, and what else is needed.
-        settings: for the downloads of repairs.
+        keeper: the servers, and what else is needed to check an object.
+        settings: settings of the downloads that repairs need.
         bounds: how much runs at the same time.
     """
 
@@ -330,16 +332,16 @@ class Upkeep:
     def __repr__(self) -> str:
         return f"<Upkeep: {len(self._objects)} objects, {self._open_questions} open questions>"
 
-    # For the caller that has objects.
+    # Methods for the caller that has the objects.
 
     async def wait_for_space(self) -> None:
         """
         Return when one more object may begin.
 
-        One coroutine may wait here, or in ``finished``.
+        At most one coroutine may wait, either here or in ``finished``.
 
         Raises:
-            BaseException: any exception of ``on_outcome``.
+            BaseException: any exception that ``on_outcome`` raised.
         """
         while len(self._objects) >= self._bounds.jobs or self._open_questions >= OPEN_QUESTIONS:
             await self._changed.wait()
@@ -363,8 +365,8 @@ class Upkeep:
         Begin the upkeep of an object.
 
         Args:
-            on_outcome: called once with the outcome, perhaps before this returns.
-            damaged: a check with a read cap has found that this mutable file needs a repair.
+            on_outcome: called once with the outcome, perhaps before this method returns.
+            damaged: whether a check with a read cap has found that this mutable file needs a repair.
         """
         self._left_in_turn = max(0, self._left_in_turn - 1)
         if isinstance(cap, LitCap):
@@ -386,7 +388,7 @@ class Upkeep:
         Return when all objects have ended.
 
         Raises:
-            BaseException: any exception of ``on_outcome``.
+            BaseException: any exception that ``on_outcome`` raised.
         """
         while self._objects:
             await self._changed.wait()
@@ -394,7 +396,7 @@ class Upkeep:
         self._raise_bug()
 
     def close(self) -> Deferred[Any]:
-        """Cancel everything without calling callbacks; fires when all has ended."""
+        """Cancel everything without calling callbacks; fire when everything has ended."""
         self._objects.clear()
         for batcher in self._batchers.values():
             batcher.close()
@@ -447,7 +449,7 @@ class Upkeep:
     def _answered(self, one: _Object, peer: Peer, answer: Surveyed | ServerError) -> None:
         inquiry = one.inquiry
         if inquiry is None or one not in self._objects or not one.open_questions:
-            return  # it is no longer waited for
+            return  # the object awaits no response any more
         one.open_questions -= 1
         self._open_questions -= 1
         if isinstance(answer, Surveyed):
@@ -474,7 +476,10 @@ class Upkeep:
                 self._end(one, result)
 
     async def _look_for_space(self, inquiry: ShareQuery) -> UpkeepOutcome:
-        """Find out whether servers that could have a share have space for it."""
+        """
+        Find out which servers have space for a share of the object, then repair the object if wanted; return
+        the outcome.
+        """
         share_bytes = inquiry.cap.size // inquiry.cap.required_shares
         inquiry.found.full |= await self._keeper.capacity.full(
             inquiry.found.answered, share_bytes, self._keeper.silence_s
@@ -502,7 +507,7 @@ class Upkeep:
                 raise
             except Exception:
                 outcome = Failure()
-                outcome.cleanFailure()  # its frames would keep the data in memory
+                outcome.cleanFailure()  # its stack frames would keep the data in memory
             finally:
                 self._memory.give_back(lent)
             self._end(one, outcome)
@@ -511,7 +516,7 @@ class Upkeep:
         self._tasks.add(task)
 
         def ended(result: Failure | None) -> None:
-            work.close()  # in case it never began
+            work.close()  # ``work`` may never have begun
             self._tasks.discard(task)
             if isinstance(result, Failure) and not result.check(CancelledError):
                 self._broken(result)
@@ -575,21 +580,21 @@ class UpkeepSummary:
     Counts objects by their outcomes.
 
     Attributes:
-        objects: all objects; each is counted in one of the next eight.
+        objects: all objects; each is also counted in exactly one of the next eight attributes.
         healthy: nothing is missing; for renewals: all shares found have a lease.
         repaired: something was missing, and was restored.
         damaged: something is missing, but the object can be restored.
-        reachable: the missing shares may all be on servers that are down, and nothing else is wrong.
+        reachable: the missing shares may all be on unreachable servers, and nothing else is wrong.
         unspread: nothing is missing, but more servers could have shares.
-        lost: it cannot be restored.
+        lost: the object cannot be restored.
         leaseless: healthy, but some shares got no lease.
         failed: nothing is known because of an error.
-        literal: the healthy ones that are literal caps.
-        shares_made: shares that repairs have stored.
-        good_shares: good shares found; for renewals, shares with a lease.
-        wanted_shares: shares that all objects together have if nothing is missing.
-        unreachable: maps the nickname of an unreachable server to the number of objects about which it
-            was asked.
+        literal: healthy objects that are literal caps.
+        shares_made: number of shares that repairs have stored.
+        good_shares: number of good shares found; for renewals, of shares with a lease.
+        wanted_shares: number of shares that all objects together have if nothing is missing.
+        unreachable: maps the nickname of an unreachable server to the number of objects about which the
+            server was asked.
     """
 
     objects: int = 0
@@ -633,7 +638,9 @@ class UpkeepSummary:
                 self.healthy += 1
 
     def _note_state(self, state: FileHealth) -> bool:
-        """Count an object that is not healthy by its state; return whether it was counted."""
+        """
+        Count an object by its state, unless the state is healthy; return whether the object was counted.
+        """
         if state == "healthy":
             return False
         counter = "lost" if state == "unavailable" else state
@@ -671,18 +678,18 @@ async def maintain(
     ended: Callable[[int, Any], None] | None,
 ) -> list[Any]:
     """
-    Return the outcomes of all caps, in their order.
+    Maintain the objects of all caps, and return the outcomes in the order of the caps.
 
-    A read cap and its verify cap are the same object and are handled once. Caps that differ otherwise are
-    different objects, even with the same storage index: a wrong cap must not get the outcome of a right
+    A read cap and its verify cap are the same object and are handled once. Caps that differ in any other way
+    are different objects, even with the same storage index: a wrong cap must not get the outcome of a right
     one.
 
     Args:
         opening: returns the upkeep, which is closed at the end.
-        ended: called with each number and outcome, in the order of ending.
+        ended: called with the number of each cap and its outcome, in the order of ending.
 
     Raises:
-        UsageError: ``caps`` is no list, or ``ended`` is not callable.
+        UsageError: ``caps`` is not a list, or ``ended`` is not callable.
     """
     try:
         _check_list(caps)
@@ -732,7 +739,7 @@ def _check_list(caps: object) -> None:
 
 
 def _understood(given: str | Cap) -> Understood | Failure:
-    """Return the parsed cap, or why it cannot be checked or renewed."""
+    """Return the parsed cap, or the failure that says why the object cannot be checked or renewed."""
     try:
         return keepable(given)
     except CapError:
@@ -742,7 +749,7 @@ def _understood(given: str | Cap) -> Understood | Failure:
 
 
 def _of(outcome: UpkeepOutcome, cap: Understood) -> UpkeepOutcome:
-    """Return the outcome with another cap of the same object."""
+    """Return an equal outcome that contains another cap of the same object."""
     if isinstance(outcome, Failure) or outcome.cap == cap:
         return outcome
     return attrs.evolve(outcome, cap=cap)

@@ -1,10 +1,10 @@
 """
-Verification of a part of all objects in each run, so that a round of runs verifies everything once.
+Verification of a part of all objects in each run, so that a round of several runs verifies each object once.
 
 A hash of its storage index gives each object a point on a circle. A run verifies the objects of one arc, and
-the next run those of the arc after it. So an object that is there during a whole round is verified in it,
-whatever else is added and removed. The position is the client's own state, and begins at a random point:
-several machines that verify the same objects do not begin with the same ones.
+the next run those of the following arc. So an object that exists during a whole round is verified in that
+round, whatever other objects are added and removed. The position on the circle is part of the client's own
+state, and begins at a random point: several machines that verify the same objects begin with different ones.
 """
 
 from __future__ import annotations
@@ -27,29 +27,33 @@ from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import SinkError
 
 CIRCLE = 1 << 64
-"""Points on the circle."""
+"""Number of points on the circle."""
 
 MAX_BYTES = 1 << 20
 MAX_KEYS = 1000
-"""Checks whose position is remembered; the one that was not run for longest is forgotten first."""
+"""
+Maximum number of checks whose position is remembered; if there are more, the check that was not run for
+longest is forgotten.
+"""
 
 _TAG = b"pipegrid verification round v1"
 
 
 def width_of(percent: Fraction) -> int:
-    """Return the points of an arc of this many percent, more than 0; rounded up."""
+    """Return how many points an arc of this many percent has, rounded up; ``percent`` must be more than 0."""
     return min(CIRCLE, -(-CIRCLE * percent.numerator // (100 * percent.denominator)))
 
 
 class VerifiedPart:
     """
-    The objects that one run verifies.
+    The objects that one run verifies: those on one arc of the circle.
 
     Attributes:
-        begin: of the arc.
-        width: of the arc.
-        verified: objects of it that were verified so far.
-        was_reached: whether servers had shares of any object, in the part or not; without a network none has.
+        begin: first point of the arc.
+        width: number of points of the arc.
+        verified: number of objects of the arc that were verified so far.
+        was_reached: whether servers had shares of any object, on the arc or not; False suggests that there
+            was no network.
     """
 
     __slots__ = ("begin", "verified", "was_reached", "width")
@@ -61,7 +65,7 @@ class VerifiedPart:
         self.was_reached = True
 
     def has(self, storage_index: bytes) -> bool:
-        """Return whether an object is among them."""
+        """Return whether an object is on the arc."""
         digest = hashlib.sha256(_TAG + storage_index).digest()
         point = int.from_bytes(digest[:8], "big")
         return (point - self.begin) % CIRCLE < self.width
@@ -69,39 +73,41 @@ class VerifiedPart:
 
 class VerificationRound(NamedTuple):
     """
-    How far a round is.
+    How much of a round is done.
 
     Attributes:
-        position: where the next arc begins.
-        covered: points that this round has covered.
+        position: the point at which the next arc begins.
+        covered: number of points that this round has covered.
     """
 
     position: int
     covered: int = 0
 
     def after(self, width: int) -> VerificationRound:
-        """Return the state after an arc; the round that it ends is followed by a new one."""
+        """
+        Return the state after an arc of this width was verified; if this ends the round, a new round begins.
+        """
         covered = self.covered + width
         return VerificationRound(
             (self.position + width) % CIRCLE, covered if covered < CIRCLE else 0
         )
 
     def runs_left(self, width: int) -> int:
-        """Return how many arcs of this width end the round."""
+        """Return how many more arcs of this width it takes to end the round."""
         return -(-(CIRCLE - self.covered) // width)
 
 
 class VerificationRounds:
     """
-    The positions of one client, in a file of its state.
+    The positions of one client's verification rounds, in a file in the directory of its state.
 
     Args:
-        directory: of the state.
-        key: names one check: what it is given on the command line. It is only written as a hash.
+        directory: the directory of the client's state.
+        key: identifies one check: its command-line arguments. Only a hash of the key is written.
 
     Attributes:
-        state: how far the round of this check is.
-        warning: a sentence about a file that was damaged, or "".
+        state: how much of this check's round is done.
+        warning: a sentence about a damaged file, or "".
 
     Raises:
         SinkError: the directory cannot be written.
@@ -120,12 +126,12 @@ class VerificationRounds:
 
     def finish(self, width: int) -> VerificationRound:
         """
-        Record that an arc from ``state`` was verified; returns the new state.
+        Record that the arc of this width from ``state`` on was verified; return the new state.
 
-        If another run has moved the position meanwhile, it stays.
+        If another run has changed the position meanwhile, that position is kept.
 
         Raises:
-            SinkError: it cannot be written, so the next run verifies the same arc again.
+            SinkError: the position cannot be written, so the next run verifies the same arc again.
         """
         with self._locked():
             positions = self._read()

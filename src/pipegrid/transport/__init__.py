@@ -1,1 +1,4 @@
-"""Clients of storage servers: one contract, several protocols."""
+"""
+Clients of storage servers: one contract (``transport.interface``), and its implementations for several
+protocols.
+"""

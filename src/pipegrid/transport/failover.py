@@ -36,13 +36,16 @@ STAGGER_S = 0.25
 """Delay between routes; RFC 8305 recommends this value."""
 
 TLS_S = 0.2
-"""Additional time when TCP is connected; both together are less than half a second."""
+"""
+Additional time for the TLS handshake when TCP is connected; ``STAGGER_S`` and this together are less than
+half a second.
+"""
 
 LATE_S = 0.05
 MOST_LATE = 4
 """
-A timer that is later than ``LATE_S`` was delayed by this program itself, and is set again, this many
-times at most.
+The maximum number of times that a late timer is set again. A timer that fires more than ``LATE_S`` late was
+delayed by this program itself.
 """
 
 
@@ -52,9 +55,9 @@ class Route(NamedTuple):
 
     Attributes:
         protocol, address: for display.
-        open: creates a server object; called again after a race that the route has lost. Its argument is
-            called when a connection of the route is established (False), and when it is usable (True), if
-            the route can report that.
+        open: creates a server object; called again after the route has lost a race. Its argument is a
+            function that the server object calls with False when a connection of the route is established,
+            and with True when the connection is usable, if the route can report these events.
     """
 
     protocol: str
@@ -67,7 +70,8 @@ class _Call:
     An operation that may have to be sent over another route.
 
     Attributes:
-        route: over which it is sent now; None: not sent yet, or its caller has cancelled it.
+        route: the route over which the operation is sent now; None: it is not sent yet, or its caller has
+            cancelled it.
     """
 
     __slots__ = ("asked", "is_gone", "name", "options", "positional", "result", "route")
@@ -84,7 +88,7 @@ class _Call:
         self.options = options
         self.route: Route | None = None
         self.asked: Deferred[Any] | None = None
-        self.is_gone = False  # its bytes were dropped, so it cannot be repeated
+        self.is_gone = False  # the write's bytes were released, so it cannot be repeated
         self.result: Deferred[Any] = Deferred(lambda _: cancelled(self))
         if (release := options.get("release")) is not None:
             options["release"] = partial(self._release, release)
@@ -97,7 +101,7 @@ class _Call:
 def _forwarded(
     method: Callable[Concatenate[Any, P], Deferred[T]],
 ) -> Callable[Concatenate[Any, P], Deferred[T]]:
-    """Return a method of ``FailoverServer`` that calls this method over the chosen route."""
+    """Return a method of ``FailoverServer`` that calls ``method`` of the chosen route's server object."""
     name = method.__name__
 
     @wraps(method)
@@ -113,23 +117,23 @@ class FailoverServer:
     Implements ``transport.interface.StorageServer`` over the best of several routes.
 
     The first route is the preferred one, and all operations are sent over it from the start, before the
-    routes are compared. If it is not usable after ``STAGGER_S``, or fails, the next route is asked for
-    its version, and the one after that ``STAGGER_S`` later, or at once when one fails (RFC 8305). The
-    first route that is usable is **chosen**. Operations that were sent over the preferred route without
-    effect are sent over the chosen one, in the order of the calls.
+    routes are compared. If the preferred route is not usable after ``STAGGER_S``, or fails, the next route is
+    asked for the server's version. Each further route is asked ``STAGGER_S`` after the previous one, or at
+    once when one fails (RFC 8305). The first route that is usable is **chosen**. Operations that were sent
+    over the preferred route without effect are sent again over the chosen one, in the order of the calls.
 
-    * **No operation is carried out twice.** A route loses only before it was usable, so that nothing was
-      sent on it, or when the server refused the swissnum, which it checks first.
-    * **A busy client is not a slow server.** If the timer itself is late, or TCP is connected and TLS is
-      not yet, the route gets more time: loading Foolscap takes longer than a handshake.
-    * **Later.** A chosen route stays until an operation on it fails for lack of a connection. When no
-      operation is unanswered on it any more, the next call starts a new race.
+    * **No operation is carried out twice.** A route loses only if it is not usable yet, so that nothing was
+      sent on it, or if the server refuses the swissnum, which it checks first.
+    * **A busy client is not a slow server.** If the timer itself is late, or TCP is connected but the TLS
+      handshake is not over, the route gets more time: loading Foolscap takes longer than a handshake.
+    * **After the choice.** A chosen route stays until an operation on it fails for lack of a connection.
+      After that, the next call that finds no operation unanswered starts a new race.
 
     ``http11.dialer`` decides which addresses of one route are tried, and when.
 
     Args:
         routes: at least one; the preferred one first.
-        chosen: called with the route each time that one is chosen.
+        chosen: called with a route each time that the route is chosen.
     """
 
     def __init__(
@@ -145,13 +149,13 @@ class FailoverServer:
         self._on_chosen = chosen
         self._servers: dict[Route, StorageServer] = {}
         self._chosen: Route | None = None
-        self._unanswered = 0  # number of calls on the chosen route
+        self._unanswered = 0  # number of unanswered calls on the chosen route
         self._is_suspect = False
-        self._calls: dict[_Call, None] = {}  # in order of arrival, while no route is chosen
+        self._calls: dict[_Call, None] = {}  # unanswered calls, while no route is chosen
         self._racing: list[Route] = []  # routes that were started and have not failed
         self._untried: list[Route] = []
         self._is_usable = False  # whether the preferred route may have sent something
-        self._error: Failure | None = None  # of the best route that has failed
+        self._error: Failure | None = None  # of the preferred route, else of the first failed one
         self._timer = Timer(clock, self._time_is_over)
         self._due_s = 0.0
         self._late = 0
@@ -190,14 +194,14 @@ class FailoverServer:
         return self._current.small_file_capacity
 
     def expect(self, objects: int) -> None:
-        """Many small objects will be stored; see the contract."""
+        """Prepare for many small objects; see ``StorageServer.expect``."""
         self._current.expect(objects)
 
-    # Members that only some servers have.
+    # Members that only the servers of some protocols have.
 
     @property
     def last_activity_s(self) -> float:
-        """When bytes last came from the server or went to it, by the clock."""
+        """When bytes last came from the server or were sent to it, by the clock."""
         activity_s = [
             getattr(each, "last_activity_s", -math.inf) for each in self._servers.values()
         ]
@@ -205,19 +209,19 @@ class FailoverServer:
 
     @property
     def round_trip_s(self) -> float | None:
-        """The shortest round trip that uploads have measured; None if they have measured none."""
+        """The shortest round trip measured by uploads; None if no round trip was measured."""
         round_trip_s: float | None = getattr(self._current, "round_trip_s", None)
         return round_trip_s
 
     @property
     def is_known_to_take_surveys(self) -> bool:
-        """Whether surveys will be sent over the current route; see ``transport.surveys``."""
+        """Whether the current route's server is known to support surveys; see ``transport.surveys``."""
         return bool(getattr(self._current, "is_known_to_take_surveys", False))
 
     def survey(
         self, questions: Sequence[Question]
     ) -> Deferred[list[Surveyed | ServerError] | None] | None:
-        """Ask about many files in one request, if the server supports that; see ``transport.surveys``."""
+        """Ask about many files in one request, if the server supports surveys; see ``transport.surveys``."""
         server: Any = self._current
         if not hasattr(server, "survey"):
             return None
@@ -226,7 +230,7 @@ class FailoverServer:
         if self._chosen is not None:
             server.survey(
                 questions
-            )  # sends no survey, but may ask whether the server supports them
+            )  # result unused: no survey is sent, but the server may be asked for its version
         return None
 
     def read_small(self, storage_index: bytes, share_number: int, length: int) -> Deferred[bytes]:
@@ -237,19 +241,19 @@ class FailoverServer:
         """Prepare for many small reads; see ``transport.interface.expect_small_reads``."""
         if self._chosen is not None:
             return expect_small_reads(self._current)
-        # The answer also shows whether the route works; a route that prepares nothing would show nothing.
+        # An answer also shows that the route works. If the route prepares nothing, no answer shows it.
         return self.version().addCallback(lambda _: None)
 
     def lease_listed(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
-        """Add or renew a lease where there are shares; see ``transport.surveys``."""
+        """Add or renew a lease on every share of a storage index; see ``transport.surveys``."""
         return self._call("lease_listed", (storage_index, lease), {})
 
     def release_leases(self, request: LeaseReleases) -> Deferred[ReleaseAnswers | None]:
-        """Release many leases; see ``transport.lease_releases``."""
+        """Release many leases; see ``transfer.lease_release``."""
         return self._call("release_leases", (request,), {})
 
     def disconnect(self) -> Deferred[None]:
-        """Close connections and fail unanswered requests; fires when all are closed."""
+        """Close all connections and fail unanswered requests; fires when the connections are closed."""
         self._closed = True
         self._fail_calls(lambda: Failure(disconnected(self.identity.nickname)))
         gone = [*self._leaving, *(server.disconnect() for server in self._servers.values())]
@@ -259,7 +263,7 @@ class FailoverServer:
 
     @property
     def _current(self) -> StorageServer:
-        """The server object of the chosen route, or of the preferred one."""
+        """The server object of the chosen route, or of the preferred route if none is chosen."""
         return self._server(self._chosen or self._routes[0])
 
     def _server(self, route: Route) -> StorageServer:
@@ -287,7 +291,10 @@ class FailoverServer:
         return call.result
 
     def _note(self, result: R) -> R:
-        """Record whether a call on the chosen route succeeded, to decide whether the route still works."""
+        """
+        Record whether a call on the chosen route succeeded: this decides whether the next call may start a
+        new race.
+        """
         self._unanswered -= 1
         if not isinstance(result, Failure):
             self._is_suspect = False
@@ -303,7 +310,7 @@ class FailoverServer:
 
     def _ended(self, result: Any, call: _Call, route: Route) -> None:
         if call.route is not route:
-            return  # sent over another route by now, or cancelled
+            return  # the call was sent over another route meanwhile, or cancelled
         if self._chosen is not route:
             if self._is_of_route(result):
                 self._failed(route, result)
@@ -313,7 +320,9 @@ class FailoverServer:
         call.result.callback(self._note(result))
 
     def _is_of_route(self, result: Any) -> bool:
-        """Return whether the result shows that the route cannot be used, rather than answering the call."""
+        """
+        Return whether the result shows that the route cannot be used; otherwise it is the answer to the call.
+        """
         if not isinstance(result, Failure):
             return False
         if result.check(WrongSwissnum):
@@ -344,7 +353,7 @@ class FailoverServer:
         self._try_next()
 
     def _try_next(self) -> None:
-        """Start the next route, and set the timer for the one after it."""
+        """Start the next route, and set the timer for the route after it."""
         route = self._untried.pop(0)
         self._racing.append(route)
         if self._untried and not self._is_usable:
@@ -356,7 +365,7 @@ class FailoverServer:
             return
         try:
             probe = self._server(route).version()
-        except Exception:  # the address is invalid
+        except Exception:  # the route's address is invalid
             self._failed(route, Failure())
             return
         probe.addCallbacks(lambda _: self._won(route), lambda why: self._failed(route, why))
@@ -377,7 +386,10 @@ class FailoverServer:
             self._try_next()
 
     def _connected(self, route: Route, usable: bool) -> None:
-        """The preferred route is connected or usable; when it is usable, no other route is needed."""
+        """
+        Record that a route is connected, or usable. Only the preferred route counts; once it is usable, no
+        other is needed.
+        """
         if route is not self._routes[0] or self._chosen is not None:
             return
         self._is_connected = True
@@ -390,7 +402,9 @@ class FailoverServer:
                 self._drop(losers)
 
     def _won(self, route: Route) -> None:
-        """A route has responded before the preferred one was usable."""
+        """
+        Choose a route that has responded before the preferred one was usable, and send the calls over it.
+        """
         if route not in self._racing:
             return
         calls = list(self._calls)
@@ -413,7 +427,7 @@ class FailoverServer:
         self._on_chosen(route)
 
     def _failed(self, route: Route, failure: Failure) -> None:
-        """Record that a route cannot be used; another one may."""
+        """Record that a route cannot be used, and start the next one; fail the calls if no route is left."""
         if route not in self._racing:
             return
         self._racing.remove(route)
@@ -436,7 +450,7 @@ class FailoverServer:
         self._drop(losers)
 
     def _drop(self, routes: Sequence[Route]) -> None:
-        """Disconnect routes that no call waits for."""
+        """Disconnect routes that no call needs."""
         for route in routes:
             if route is self._routes[0]:
                 self._is_usable = False
@@ -464,7 +478,7 @@ def _ask(
     server: StorageServer, name: str, positional: tuple[Any, ...], options: dict[str, Any]
 ) -> Deferred[Any]:
     method = getattr(server, name, None)
-    # This route does not support a request of PipeGrid's own.
+    # Not every route supports the requests that are PipeGrid's own: None is the answer then.
     if method is None:
         return succeed(None)
     asked: Deferred[Any] | None = method(*positional, **options)

@@ -1,4 +1,4 @@
-"""Server contract: operations, errors, streams, ``store_whole``."""
+"""The contract of a storage server: operations, errors, streams, and the pieces that all protocols share."""
 
 from __future__ import annotations
 
@@ -38,45 +38,45 @@ from pipegrid.wire.storage_messages import (
     WriteAnswer,
 )
 
-# The contract of a storage server, whatever its protocol.
+# The contract of a storage server, for every protocol.
 #
-# **Order.** Operations on one server object that concern the same storage index are carried out in the
-# order of the calls, and none has to wait for the response to an earlier one: ``allocate`` followed at
-# once by ``write`` is one round trip. A write whose allocation turns out to be refused fails with
-# ``NoSuchShare`` or ``WrongSecret`` and has no effect.
+# **Order.** Operations on one server object that concern the same storage index are carried out in the order
+# of the calls, and none has to wait for the response to an earlier one: ``allocate`` followed at once by
+# ``write`` is one round trip. If an allocation turns out to be refused, its writes fail with ``NoSuchShare``
+# or ``WrongSecret`` and have no effect.
 #
-# **Completion.** A share is complete, and becomes visible to ``list_shares`` and ``read``, when every
-# byte of ``[0, share_bytes)`` has been written; there is no close. The Deferred of the completing write
-# fires only after the server has made the share durable, as far as its durability policy goes.
+# **Completion.** A share is complete, and becomes visible to ``list_shares`` and ``read``, when every byte of
+# ``[0, share_bytes)`` has been written; there is no close. The Deferred of the completing write fires only
+# after the server has made the share durable, as its durability policy requires.
 #
-# **Resumption.** An unfinished upload outlives the connection. A write with the same upload secret
-# continues it, even if ``allocate`` listed the share in neither of its sets.
+# **Resumption.** An unfinished upload outlives the connection. A write with the same upload secret continues
+# it, even if ``allocate`` listed the share in neither of its sets.
 #
-# **Errors** are ``ServerError`` and its subclasses; ``server`` names the server. After
-# ``ServerUnreachable`` and ``ServerTimeout`` the operation may be retried, on another connection or
-# later; ``may_have_happened`` says whether the request may have been carried out nevertheless. Every
-# operation here can be repeated without harm (the completing write then fails with ``NoSuchShare``: list
-# the shares to find out). ``ServerRefused`` is final for this server and share; ``ServerProtocolError``
-# means that the server should not be trusted further.
+# **Errors** are ``ServerError`` and its subclasses; ``server`` names the server. After ``ServerUnreachable``
+# and ``ServerTimeout`` the operation may be retried, on another connection or later; ``may_have_happened``
+# says whether the failed request may nevertheless have been carried out. Every operation here can be repeated
+# without harm (a repeated completing write then fails with ``NoSuchShare``: list the shares to find out
+# whether it succeeded). ``ServerRefused`` is final for this server and share; ``ServerProtocolError`` means
+# that the server should not be trusted further.
 #
-# **Cancellation.** A Deferred that is cancelled fails with ``CancelledError``. The server may or may not
-# have carried the request out; other requests, pipelined before or after, are not affected. Buffers of a
+# **Cancellation.** A Deferred that is cancelled fails with ``CancelledError``. The server may or may not have
+# carried out the request; requests that were pipelined before or after it are not affected. Buffers of a
 # cancelled ``write`` may be reused at once: their later content never becomes share data.
 #
-# **Memory.** Buffers given to ``write`` belong to the transport until its Deferred fires, and must not
-# change until then. A transport holds only buffers that it was given and that are not acknowledged; the
-# caller must bound these (``flow.pipeline``).
+# **Memory.** Buffers given to ``write`` belong to the transport until its Deferred fires, and must not change
+# until then. A transport holds only buffers of unacknowledged writes; the caller must bound these
+# (``flow.pipeline``).
 #
-# A caller that can produce its bytes again passes ``release``. A transport may then drop the buffers as
-# soon as the network has taken them, which on a long path is long before the acknowledgement, and calls
-# ``release`` once when it does. If the connection is then lost, the transport cannot repeat the write, and
-# it fails with ``WriteLost``; the caller writes the bytes again, with ``again``.
+# A caller that can produce its bytes again passes ``release``. A transport may then drop the buffers as soon
+# as the network has accepted the bytes, which on a long path is long before the acknowledgement, and calls
+# ``release`` once when it does. If the connection is then lost, the transport cannot repeat the write, which
+# fails with ``WriteLost``; the caller writes the bytes again, with ``again``.
 #
-# **Slots** hold mutable shares, all under one write enabler. Their operations on the same storage index
-# keep the order of the calls, and none has to wait for another. What may be repeated after a lost
-# connection:
+# **Slots** hold mutable shares, all under one write enabler. Operations on the slots of the same storage
+# index keep the order of the calls, and none has to wait for another. The following may be repeated after a
+# lost connection:
 #
-# * Reads, leases and advisories: always, also by the transport itself.
+# * Reads, leases and advisories: always, even by the transport itself.
 # * ``read_test_write``, by the transport or by its caller, if it tests each share that it writes for a
 #   checkstring that the write replaces (or for absence). If the lost request was carried out, the test of
 #   the repetition fails and nothing is written twice. The response then shows the caller's own new
@@ -101,11 +101,11 @@ class StorageServer(Protocol):
         self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Allocation]:
         """
-        Request space for shares of exactly ``share_bytes`` bytes; adds or renews the leases of all
-        existing shares of the index. Without share numbers it only does the latter.
+        Request space for shares of exactly ``share_bytes`` bytes, and add or renew leases on all existing
+        shares of the storage index. Without share numbers, only the leases are added or renewed.
 
         Depending on the server, an unfinished upload with the same secret is allocated again, or is in
-        neither set; a write with that secret continues it in both cases.
+        neither set; a write with that secret continues the upload in both cases.
         """
 
     def write(
@@ -122,35 +122,38 @@ class StorageServer(Protocol):
         """
         Write the pieces of ``data``, one after another, at ``offset`` of an unfinished share.
 
-        Any order, overlap with equal content and repetition are permitted.
+        Writes may come in any order, be repeated, and overlap if the overlapping content is equal.
 
         Args:
-            release: called, at most once and not within ``write``, if the buffers are not needed any more
-                though the write is unanswered. None: they are kept, to be sent again if needed.
-            again: whether an earlier write to this share was lost, and may have completed it.
+            release: called, at most once and not within ``write``, when the buffers are not needed any more
+                although the write is unanswered. None: the buffers are kept, so that the write can be sent
+                again.
+            again: whether an earlier write to this share was lost, and may have completed the share.
 
         Raises:
             WriteLost: the connection was lost after ``release`` was called.
             NoSuchShare: there is no such unfinished upload (never allocated, finished, timed out).
             WrongSecret: the upload belongs to another client.
-            ConflictingWrite: other bytes are there already; the upload stays open.
+            ConflictingWrite: the share already has other bytes in this range; the upload stays open.
             ServerRefused: the range does not lie within the allocated share.
             NoSpace: the disk is full.
         """
 
     @property
     def whole_bytes(self) -> int:
-        """The largest share to store with ``store_whole``; 0 if it has no advantage."""
+        """The largest share to store with ``store_whole``; 0 if ``store_whole`` has no advantage."""
 
     @property
     def small_file_capacity(self) -> SmallFileCapacity:
-        """How many such shares the server can take at the same time, as far as is known."""
+        """
+        How many of the shares for ``store_whole`` the server can take at the same time, as far as is known.
+        """
 
     def expect(self, objects: int) -> None:
         """
-        Prepare for this number of small objects, which will be stored on this server and others.
+        Prepare for this number of small objects, which will be stored on this server and on others.
 
-        Does not wait, and sends nothing before something is stored.
+        Returns at once, and sends nothing to the server.
         """
 
     def store_whole(
@@ -159,8 +162,8 @@ class StorageServer(Protocol):
         """
         Request space for shares and write each of them whole: ``allocate`` and ``write`` in one call.
 
-        Fails if the allocation does. The outcome of each share, including any failure of its write, is in
-        the result; shares that the server has already do not fail.
+        The call fails if the allocation fails. The result has the outcome of each share, including errors of
+        its write; a share that the server already has is not an error.
 
         Args:
             shares: by number, at least one, each of ``share_bytes`` bytes.
@@ -169,16 +172,20 @@ class StorageServer(Protocol):
     def abort(
         self, storage_index: bytes, share_number: int, upload_secret: bytes
     ) -> Deferred[None]:
-        """Abort an unfinished upload. Raises ``NoSuchShare`` if there is none, or it is complete."""
+        """
+        Abort an unfinished upload. Raises ``NoSuchShare`` if there is none, or if the share is complete.
+        """
 
     def list_shares(self, storage_index: bytes) -> Deferred[frozenset[int]]:
-        """Ask for the numbers of all complete shares; the set is empty if there are none."""
+        """
+        Ask for the numbers of all complete shares of a storage index; the set is empty if there are none.
+        """
 
     def read(
         self, storage_index: bytes, share_number: int, offset: int, length: int
     ) -> Deferred[bytes]:
         """
-        Read at most ``length`` bytes of a complete share: fewer, or none, past its end.
+        Read ``length`` bytes of a complete share: fewer, or none, if the share ends before.
 
         Raises:
             NoSuchShare: the server has no such complete share.
@@ -188,21 +195,25 @@ class StorageServer(Protocol):
         self, storage_index: bytes, share_number: int, offset: int, length: int, consumer: IConsumer
     ) -> Deferred[int]:
         """
-        Read like ``read``, passing the bytes to ``consumer`` as they arrive.
+        Read as ``read`` does, and pass the bytes to ``consumer`` as they arrive.
 
-        A push producer is registered with the consumer before the first byte and unregistered after the
-        last; pausing it stops the flow within a bounded number of bytes. The Deferred fires with the
-        number of bytes delivered. Cancelling it stops the flow, and so does the consumer's
-        ``stopProducing``; the Deferred then fails. If there is no such share no producer is registered.
+        A push producer is registered with the consumer before the first byte and unregistered after the last.
+        Pausing the producer stops the flow within a bounded number of bytes. The Deferred fires with the
+        number of bytes delivered. Cancelling the Deferred, or calling the producer's ``stopProducing``, stops
+        the flow; the Deferred then fails. If there is no such share, no producer is registered.
         """
 
     def add_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
-        """Add or renew a lease on every share of the index; raises ``NoSuchShare`` if there are none."""
+        """
+        Add or renew a lease on every share of the storage index; raises ``NoSuchShare`` if there are none.
+        """
 
     def advise_corrupt_share(
         self, storage_index: bytes, share_number: int, reason: str
     ) -> Deferred[None]:
-        """Report a corrupt share to the server's operator; raises ``NoSuchShare`` if there is none."""
+        """
+        Report a corrupt share to the server's operator; raises ``NoSuchShare`` if the share does not exist.
+        """
 
     # Slots of mutable shares.
 
@@ -212,13 +223,13 @@ class StorageServer(Protocol):
         """
         Test, read and write the shares of a slot atomically.
 
-        Either all tests of all shares pass and everything is written, or nothing is. Without changes it
-        lists and reads all existing shares.
+        Either all tests of all shares pass and everything is written, or nothing is written. Without changes,
+        this lists and reads all existing shares.
 
         Args:
-            changes: by share number. The data of writes belongs to the transport until the result has
-                fired.
-            reads: ``(offset, length)`` to read of every existing share, as it was before; at most 30.
+            changes: by share number. The data of writes belong to the transport until the Deferred fires.
+            reads: ``(offset, length)`` of ranges to read from every existing share, before the changes; at
+                most 30.
 
         Raises:
             WrongSecret: there are shares under another write enabler.
@@ -227,17 +238,18 @@ class StorageServer(Protocol):
         """
 
     def list_slot(self, storage_index: bytes) -> Deferred[frozenset[int]]:
-        """Ask for the numbers of all mutable shares; the set is empty if there are none."""
+        """Ask for the numbers of all mutable shares of a slot; the set is empty if there are none."""
 
     def read_slot(
         self, storage_index: bytes, reads: Reads, expected: Numbers = frozenset()
     ) -> Deferred[SlotData]:
         """
-        Read ``(offset, length)`` of every share of a slot, truncated at its end; {} if there are none.
+        Read ranges ``(offset, length)`` from every share of a slot; a share that ends before gives fewer
+        bytes. {} if there are no shares.
 
         Args:
-            expected: shares that probably exist. If the protocol cannot read shares without their
-                numbers, these are requested together with the list. Other listed shares are read
+            expected: shares that probably exist. If the protocol cannot read shares without their numbers,
+                these shares are requested together with the list of shares. Other listed shares are read
                 afterwards, which takes one more round trip.
         """
 
@@ -245,7 +257,7 @@ class StorageServer(Protocol):
         self, storage_index: bytes, share_number: int, offset: int, length: int
     ) -> Deferred[bytes]:
         """
-        Read at most ``length`` bytes of one mutable share; fewer, or none, past its end.
+        Read ``length`` bytes of one mutable share: fewer, or none, if the share ends before.
 
         Many reads may be pending at the same time; each is carried out separately, and other clients may
         write in between.
@@ -261,32 +273,35 @@ class StorageServer(Protocol):
         self, storage_index: bytes, share_number: int, reason: str
     ) -> Deferred[None]:
         """
-        Report a corrupt mutable share to the server's operator; raises ``NoSuchShare`` if there is none.
+        Report a corrupt mutable share to the server's operator; raises ``NoSuchShare`` if it does not exist.
         """
 
     def disconnect(self) -> Deferred[None]:
         """
-        Close connections and fail unanswered requests; fires when all are closed.
+        Close all connections and fail unanswered requests; fires when the connections are closed.
 
-        Requests fail with ``ServerUnreachable``, so that a transfer treats the server as lost; with
-        ``CancelledError`` it would treat itself as cancelled.
+        Requests fail with ``ServerUnreachable``, so that a transfer treats the server as lost. If they failed
+        with ``CancelledError``, the transfer would treat itself as cancelled.
 
-        Unfinished uploads stay on the server, for this or another server object to resume.
+        Unfinished uploads stay on the server; this or another server object can resume them.
         """
 
 
 def disconnected(server: str) -> ServerUnreachable:
-    """Return the error of requests that ``disconnect`` ended, and of later ones."""
+    """Return the error of requests that ``disconnect`` ended, and of requests after ``disconnect``."""
     return ServerUnreachable(f"{server} was disconnected here; open it again", server)
 
 
 def nothing_to_write() -> UsageError:
-    """Return the error of a ``write`` without a byte; it fails before anything is sent."""
+    """Return the error of a ``write`` without any bytes; such a write fails before anything is sent."""
     return UsageError("a write must have at least one byte; write what there is")
 
 
 def fits_reads(data: Mapping[int, Sequence[bytes]], reads: Reads) -> bool:
-    """Return whether the data match the reads: for each share one piece per read, and none too long."""
+    """
+    Return whether the data match the reads: each share has one piece for each read, and none is longer than
+    its read.
+    """
     return all(
         len(pieces) == len(reads)
         and all(len(piece) <= length for piece, (_, length) in zip(pieces, reads, strict=True))
@@ -294,9 +309,7 @@ def fits_reads(data: Mapping[int, Sequence[bytes]], reads: Reads) -> bool:
     )
 
 
-# Error messages about a server, which all protocols use.
-#
-# Each contains the server's name.
+# Error messages about a server, which all protocols use. Each message contains the server's name.
 
 
 def nonsense(server: str, question: str, what: str) -> ServerProtocolError:
@@ -312,12 +325,15 @@ def no_share(server: str, share_number: int) -> NoSuchShare:
 
 
 def nothing_to_lease(server: str, first: str = "upload") -> NoSuchShare:
-    """Return the error for a lease without any share; ``first`` says what must be done before."""
+    """
+    Return the error for a lease on a file without shares; ``first`` is the command that stores the file, such
+    as "upload".
+    """
     return NoSuchShare(f"{server} has no share of this file; {first} it first", server)
 
 
 def no_upload(server: str, share_number: int) -> NoSuchShare:
-    """Return the error for a missing unfinished upload."""
+    """Return the error for an unfinished upload that does not exist."""
     return NoSuchShare(
         f"{server} knows no unfinished upload of share {share_number}; allocate it again", server
     )
@@ -332,8 +348,8 @@ def wrong_swissnum(server: str, address: str) -> WrongSwissnum:
 
 def excerpt(text: str, characters: int) -> str:
     """
-    Return the beginning of an untrusted text in a form that can be shown: one line, no control
-    characters.
+    Return the beginning of an untrusted text in one line, without control characters, so that it can be
+    shown.
     """
     text = "".join(c if c.isprintable() else " " for c in text[: 4 * characters])
     text = " ".join(text.split())
@@ -357,7 +373,7 @@ class PausableStream:
         self._awaited: Deferred[Any] | None = None
 
     def pauseProducing(self) -> None:
-        """Pass on nothing for now."""
+        """Pass on no bytes until ``resumeProducing``."""
         self._paused = True
 
     def resumeProducing(self) -> None:
@@ -366,7 +382,7 @@ class PausableStream:
             self._resumed.callback(None)
 
     def stopProducing(self) -> None:
-        """Pass on nothing more: the stream fails as if it had been cancelled."""
+        """Pass on no more bytes; the stream fails as if it had been cancelled."""
         self._stopped = True
         if self._awaited is not None:
             self._awaited.cancel()
@@ -377,7 +393,9 @@ class PausableStream:
         self.stopProducing()
 
     async def flowing(self) -> None:
-        """Wait while paused; once stopped raise CancelledError, or the error of ``give_up``."""
+        """
+        Wait while the stream is paused; if it is stopped, raise CancelledError, or the error of ``give_up``.
+        """
         while self._paused and not self._stopped:
             self._resumed = Deferred()
             await self.unless_stopped(self._resumed)
@@ -385,7 +403,7 @@ class PausableStream:
             raise self._reason or CancelledError()
 
     async def unless_stopped(self, awaited: Deferred[T]) -> T:
-        """Await a Deferred that ``stopProducing`` cancels."""
+        """Await a Deferred, and cancel it if ``stopProducing`` is called meanwhile."""
         self._awaited = awaited
         try:
             return await awaited
@@ -397,7 +415,7 @@ class PausableStream:
 
 @contextmanager
 def streaming(streams: set[PausableStream], consumer: IConsumer) -> Iterator[PausableStream]:
-    """Register a stream as the consumer's producer, and keep it in ``streams`` until it ends."""
+    """Register a new stream as the consumer's producer, and keep it in ``streams`` until it ends."""
     stream = PausableStream()
     with ExitStack() as at_its_end:
         streams.add(stream)
@@ -407,7 +425,7 @@ def streaming(streams: set[PausableStream], consumer: IConsumer) -> Iterator[Pau
         yield stream
 
 
-# ``store_whole`` in terms of ``allocate`` and ``write``, for servers without a combined request.
+# ``store_whole`` by means of ``allocate`` and ``write``, for servers without a combined request.
 
 
 class StoresApart:
@@ -415,12 +433,12 @@ class StoresApart:
 
     @property
     def whole_bytes(self) -> int:
-        """0: ``store_whole`` has no advantage."""
+        """0, which means that ``store_whole`` has no advantage."""
         return 0
 
     @property
     def small_file_capacity(self) -> SmallFileCapacity:
-        """Counted: each share takes one request or more."""
+        """``COUNTED``, since each share takes one request or more."""
         return SmallFileCapacity.COUNTED
 
     def expect(self, objects: int) -> None:
@@ -433,7 +451,7 @@ class StoresApart:
         share_bytes: int,
         secrets: UploadSecrets,
     ) -> Deferred[Stored]:
-        """Store whole shares; see the contract."""
+        """Store whole shares; see ``StorageServer.store_whole``."""
         return store_by_writes(
             self.allocate, self.write, storage_index, shares, share_bytes, secrets
         )
@@ -447,7 +465,10 @@ def store_by_writes(
     share_bytes: int,
     secrets: UploadSecrets,
 ) -> Deferred[Stored]:
-    """Call ``allocate`` and each ``write`` without waiting; fires when all have ended. See the contract."""
+    """
+    Call ``allocate`` and each ``write`` at once; fires when all have ended. See
+    ``StorageServer.store_whole``.
+    """
     calls: list[Deferred[Any]] = [allocate(storage_index, shares.keys(), share_bytes, secrets)]
     for number, data in shares.items():
         calls.append(write(storage_index, number, 0, [data], secrets.upload))
@@ -469,7 +490,8 @@ def why_failed(written: Iterable[tuple[int, tuple[bool, Any]]]) -> dict[int, Ser
     Return the errors of the writes that failed, by share number.
 
     Args:
-        written: each share's number, and the outcome of its write from a ``DeferredList``.
+        written: the number of each share, and the outcome of its write as in the result of a
+            ``DeferredList``.
     """
     failed: dict[int, ServerError] = {}
     for number, (_, outcome) in written:
@@ -480,17 +502,18 @@ def why_failed(written: Iterable[tuple[int, tuple[bool, Any]]]) -> dict[int, Ser
     return failed
 
 
-# Small shares, many at the same time.
+# Reads of many small shares at the same time.
 
 
 def read_small(
     server: StorageServer, storage_index: bytes, share_number: int, length: int
 ) -> Deferred[bytes]:
     """
-    Read the beginning of a complete share that is small, as ``read`` does.
+    Read the beginning of a complete share that is small, as ``StorageServer.read`` does.
 
-    If the server has a method ``read_small``, that may put it into one request with others of the same
-    turn of the reactor. Not ordered with other operations: it is meant for files that do not change.
+    If the server has a method ``read_small``, that method may combine several reads of one turn of the
+    reactor in one request. These reads are not ordered with other operations: they are meant for files that
+    do not change.
     """
     method: Callable[[bytes, int, int], Deferred[bytes]] | None = getattr(
         server, "read_small", None
@@ -504,14 +527,14 @@ def expect_small_reads(server: StorageServer) -> Deferred[None]:
     """
     Prepare for many calls of ``read_small``; fires when that is done, or fails with the contract's errors.
 
-    If the server has a method ``expect_small_reads``, that may ask whether it takes several reads in one
-    request. Reads need not wait for the answer.
+    If the server has a method ``expect_small_reads``, that method may ask the server whether it accepts
+    several reads in one request. Reads need not wait for the answer.
     """
     method: Callable[[], Deferred[None]] | None = getattr(server, "expect_small_reads", None)
     return succeed(None) if method is None else method()
 
 
-# Base class of consumers of a server's or a download's stream: keeps its producer.
+# The base class of consumers of a stream, from a server or of a download.
 
 
 @implementer(IConsumer)
@@ -520,7 +543,7 @@ class StreamConsumer:
     Keeps the producer of the stream that it consumes; subclasses define ``write``.
 
     Attributes:
-        _producer: can be paused; None before the stream has begun, and when it has ended.
+        _producer: the producer, which can be paused; None before the stream begins and after its end.
     """
 
     _producer: IPushProducer | None = None

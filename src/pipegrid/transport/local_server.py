@@ -1,4 +1,4 @@
-"""The server contract for a storage directory that this process serves itself."""
+"""The server contract for a storage directory that this process itself uses, without a network."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ from pipegrid.wire.storage_messages import (
 
 # A storage server in this process: the contract implemented on a storage directory.
 #
-# **Threads.** Operations of at most ``INLINE_BYTES`` run at once, in the reactor's thread: their system
-# calls take about 10 µs, a thread switch and back takes 50 to 150 µs. Larger reads and writes, streams,
-# and operations that wait for the disk (``disk.group_commit``), run in workers.
+# **Threads.** Operations of at most ``INLINE_BYTES`` run at once, in the reactor's thread: their system calls
+# take about 10 µs, and a switch to another thread and back takes 50 to 150 µs. Larger reads and writes,
+# streams, and operations that wait for the disk (``disk.group_commit``), run in worker threads.
 #
-# **Memory.** Nothing is copied: the pieces of a write are written to the disk as they are, and a read is
-# one buffer. A stream holds two chunks of 256 KiB at most.
+# **Memory.** Nothing is copied: the pieces of a write are written to the disk as they are, and a read is one
+# buffer. A stream holds at most two chunks of 256 KiB.
 #
 # **Cancellation.** A write that is cancelled while a thread carries it out releases its buffers at once.
-# Bytes that the thread writes from then on are not counted as received: see ``IncomingShare.write``.
+# Bytes that the thread writes after that are not counted as received: see ``IncomingShare.write``.
 
 T = TypeVar("T")
 
 _NONE: frozenset[int] = frozenset()
 
 FAILED = 500
-"""The status of a release that failed, as servers answer it."""
+"""The HTTP status that servers send for a release that failed."""
 
 INLINE_BYTES = 64 * 1024
 STREAM_CHUNK_BYTES = 256 * 1024
@@ -66,7 +66,7 @@ STREAM_CHUNK_BYTES = 256 * 1024
 
 class LocalServer(StoresApart):
     """
-    Implements ``transport.interface.StorageServer`` in process.
+    Implements ``transport.interface.StorageServer`` in this process.
 
     Args:
         store: may be shared with other servers.
@@ -101,7 +101,7 @@ class LocalServer(StoresApart):
     def allocate(
         self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Allocation]:
-        """Request space; see the contract."""
+        """Request space for shares; see ``StorageServer.allocate``."""
         call = self.store.allocate, storage_index, frozenset(share_numbers), share_bytes, secrets
         return self._ask(None, *call, changes=True)
 
@@ -116,7 +116,7 @@ class LocalServer(StoresApart):
         release: Callable[[], None] | None = None,
         again: bool = False,
     ) -> Deferred[WriteAnswer]:
-        """Write to an unfinished share; see the contract."""
+        """Write to an unfinished share; see ``StorageServer.write``."""
 
         def fill(operation: OrderedCall) -> IncomingShare:
             upload = self.store.upload(storage_index, share_number, upload_secret)
@@ -139,13 +139,13 @@ class LocalServer(StoresApart):
 
     @property
     def whole_bytes(self) -> int:
-        """The largest share that is written at once, without a thread."""
+        """The largest share that ``store_whole`` writes without a thread."""
         return self._inline_bytes
 
     def store_whole(
         self, storage_index: bytes, shares: Shares, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Stored]:
-        """Store whole shares; see the contract."""
+        """Store whole shares; see ``StorageServer.store_whole``."""
         if share_bytes > self._inline_bytes:
             return super().store_whole(storage_index, shares, share_bytes, secrets)
         call = storage_index, dict(shares), share_bytes, secrets
@@ -160,10 +160,10 @@ class LocalServer(StoresApart):
         secrets: UploadSecrets,
     ) -> Deferred[Stored]:
         """
-        Write shares in this thread; fires when all of them are durable, or have failed.
+        Write shares in the reactor's thread; fires when each of them is durable or has failed.
 
         Raises:
-            ServerRefused, UsageError: as the allocation; nothing was stored.
+            ServerRefused, UsageError: as ``ShareStore.allocate``; nothing was stored.
         """
         complete = self._in_one_move(storage_index, shares, secrets)
         taken = frozenset(share.share_number for share in complete)
@@ -184,7 +184,7 @@ class LocalServer(StoresApart):
                 if share.complete:
                     complete.append(share)
                 else:
-                    share.checkpoint()  # its client had allocated a larger share before
+                    share.checkpoint()  # this client had allocated a larger share before
             except ServerError as error:  # noqa: PERF203  it is rare that there are several
                 failed[number] = self._of_this(error)
         there = Allocation(allocation.already_have, allocation.allocated | taken)
@@ -194,8 +194,7 @@ class LocalServer(StoresApart):
         self, storage_index: bytes, shares: Shares, secrets: UploadSecrets
     ) -> list[IncomingShare]:
         """
-        Store shares in one step each, up to the first that must be uploaded in several; return those
-        stored.
+        Store shares in a single step each, up to the first that needs several steps; return the stored ones.
         """
         taken: list[IncomingShare] = []
         if not self._durability.syncs_unnamed:
@@ -213,10 +212,10 @@ class LocalServer(StoresApart):
         allocation: Allocation,
         failed: dict[int, ServerError],
     ) -> Deferred[Stored]:
-        """Make complete shares durable; failures are in the result, too."""
+        """Make complete shares durable; fires with the allocation and all errors."""
         if not shares:
             return succeed(Stored(allocation, failed))
-        done: Deferred[Stored] = Deferred()  # the shares are made durable even if this is cancelled
+        done: Deferred[Stored] = Deferred()  # a cancelled call's shares become durable, too
         left = len(shares)
 
         def ended(share: Committable, outcome: Ending) -> None:
@@ -238,29 +237,29 @@ class LocalServer(StoresApart):
     def abort(
         self, storage_index: bytes, share_number: int, upload_secret: bytes
     ) -> Deferred[None]:
-        """Abort an unfinished upload; see the contract."""
+        """Abort an unfinished upload; see ``StorageServer.abort``."""
         call = self.store.abort, storage_index, share_number, upload_secret
         return self._ask(share_number, *call, changes=True)
 
     def list_shares(self, storage_index: bytes) -> Deferred[frozenset[int]]:
-        """Return the numbers of all complete shares."""
+        """Return the numbers of all complete shares of a storage index."""
         return self._ask(None, self.store.list_shares, storage_index)
 
     def read(
         self, storage_index: bytes, share_number: int, offset: int, length: int
     ) -> Deferred[bytes]:
-        """Read from a complete share; see the contract."""
+        """Read from a complete share; see ``StorageServer.read``."""
         return self._read(self.store, storage_index, share_number, offset, length)
 
     def stream(
         self, storage_index: bytes, share_number: int, offset: int, length: int, consumer: IConsumer
     ) -> Deferred[int]:
-        """Read a complete share into a consumer; see the contract."""
+        """Read a complete share into a consumer; see ``StorageServer.stream``."""
         opening = self._ask(share_number, self.store.open_share, storage_index, share_number)
         return Deferred.fromCoroutine(self._stream(opening, offset, length, consumer))
 
     def add_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
-        """Add or renew a lease on every share of the index."""
+        """Add or renew a lease on every share of the storage index."""
         return self._ask(None, self.store.add_lease, storage_index, lease, changes=True)
 
     def release_leases(self, request: LeaseReleases) -> Deferred[ReleaseAnswers]:
@@ -291,7 +290,7 @@ class LocalServer(StoresApart):
     def read_test_write(
         self, storage_index: bytes, secrets: SlotSecrets, changes: Changes, reads: Reads = ()
     ) -> Deferred[SlotResult]:
-        """Test, read and write a slot; see the contract."""
+        """Test, read and write a slot; see ``StorageServer.read_test_write``."""
         changes, reads = dict(changes), tuple(reads)
         durable = self._durability.policy != "none"
 
@@ -303,7 +302,7 @@ class LocalServer(StoresApart):
         return self._submit(storage_index, None, bool(changes), change)
 
     def list_slot(self, storage_index: bytes) -> Deferred[frozenset[int]]:
-        """Return the numbers of all mutable shares."""
+        """Return the numbers of all mutable shares of a slot."""
         return self._ask(None, self.store.slots.list_shares, storage_index)
 
     def read_slot(
@@ -317,10 +316,10 @@ class LocalServer(StoresApart):
     def read_slot_share(
         self, storage_index: bytes, share_number: int, offset: int, length: int
     ) -> Deferred[bytes]:
-        """Read from one mutable share; see the contract."""
+        """Read from one mutable share; see ``StorageServer.read_slot_share``."""
         return self._read(self.store.slots, storage_index, share_number, offset, length)
 
-    add_slot_lease = add_lease  # the same for both kinds of shares
+    add_slot_lease = add_lease  # one method for both kinds of shares
 
     def advise_corrupt_slot_share(
         self, storage_index: bytes, share_number: int, reason: str
@@ -332,7 +331,7 @@ class LocalServer(StoresApart):
         """
         Fail unanswered operations; unfinished uploads stay, and can be resumed.
 
-        The server can be used again afterwards.
+        The server object can be used again after this.
         """
         reason = partial(disconnected, self.identity.nickname)
         for stream in list(self._streams):
@@ -436,7 +435,8 @@ class LocalServer(StoresApart):
                 consumer.write(chunk)
                 delivered += len(chunk)
         finally:
-            # The error of a stream that was cancelled refers to this frame, and to itself.
+            # A cancelled stream's error refers to this frame, which refers to the error: the cycle must not
+            # keep the chunk in memory.
             chunk = b""
         return delivered
 

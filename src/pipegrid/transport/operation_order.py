@@ -1,4 +1,7 @@
-"""Which operations on a server must wait for which, where no connection, or several, keep their order."""
+"""
+Which operations on a server must wait for which. ``Ordering`` is for transports that keep no order,
+``GbsOrder`` for several connections that keep an order each.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ class OrderedCall:
     One call, from its submission to its end.
 
     Attributes:
-        share_number: the share that it concerns, or None for all shares of the index.
-        changes: whether it changes anything.
-        wanted: False once its caller has cancelled it.
-        call: gets this operation; returns, or fires with, the result.
+        share_number: the share that the call concerns, or None for all shares of the storage index.
+        changes: whether the call changes anything.
+        wanted: False once the caller has cancelled the call or has its result.
+        call: the function to call with this object; returns the result, or a Deferred.
     """
 
     def __init__(
@@ -38,7 +41,7 @@ class OrderedCall:
         self.result: Deferred[Any] = Deferred()
 
     def conflicts(self, other: OrderedCall) -> bool:
-        """Return whether the order of the two can make a difference; ``other`` came first."""
+        """Return whether the order of the two calls can make a difference; ``other`` came first."""
         numbers = (self.share_number, other.share_number)
         together = None in numbers or numbers[0] == numbers[1]
         return together and (self.changes or other.changes)
@@ -46,16 +49,16 @@ class OrderedCall:
 
 class Ordering:
     """
-    Carries out operations on many storage indexes, each in its order.
+    Carries out operations on many storage indexes, in order for each storage index.
 
-    The contract wants operations on one storage index carried out in the order of the calls. They need
-    not run one after another: the order of two writes to different shares has no effect, and both should
-    become durable in one group. So an operation waits only for earlier ones that conflict with it: those
-    that concern the same share, unless both only read.
+    The contract requires that operations on one storage index are carried out in the order of the calls. They
+    need not run one after another: the order of two writes to different shares has no effect, and both should
+    become durable in one group. So an operation waits only for earlier operations that conflict with it:
+    those that concern the same share, unless both only read.
 
-    Waiting operations form a graph, not a queue: each has the number of operations that it waits for, and
-    a list of those that wait for it. Searching for conflicts examines the pending operations of the
-    index; the callers' windows bound these.
+    Waiting operations form a graph, not a queue: each operation has the number of operations that it waits
+    for, and a list of the operations that wait for it. Searching for conflicts examines the pending
+    operations of the storage index; the callers' windows bound their number.
     """
 
     def __init__(self) -> None:
@@ -66,10 +69,11 @@ class Ordering:
 
     def carry_out(self, storage_index: bytes, operation: OrderedCall) -> Deferred[Any]:
         """
-        Carry out an operation when all that conflict with it have ended.
+        Carry out an operation when all earlier operations that conflict with it have ended.
 
-        If the result is cancelled, an operation that has not begun is dropped. One that has begun continues
-        to its end, and later ones wait for that; it can read ``OrderedCall.wanted``.
+        If the caller cancels the result, an operation that has not begun is dropped. An operation that has
+        begun continues to its end, and later operations wait for that end; the operation can read
+        ``OrderedCall.wanted``.
         """
         operation.result = Deferred(
             lambda _: self._give_up(storage_index, operation, CancelledError())
@@ -86,7 +90,7 @@ class Ordering:
 
     def give_up_all(self, reason: Callable[[], Exception]) -> Deferred[None]:
         """
-        Cancel everything; fires when the operations that had begun have ended.
+        Cancel all operations; fires when those that had begun have ended.
 
         Args:
             reason: returns the error for each operation.
@@ -106,7 +110,8 @@ class Ordering:
             self._end(storage_index, operation)
 
     def _start(self, operations: Iterable[tuple[bytes, OrderedCall]]) -> None:
-        # A loop, since each end may start the next operation, and a thousand ends would nest too deep.
+        # A loop, not recursion: the end of an operation may start the next one, and a thousand calls would
+        # nest too deep.
         self._ready.extend(operations)
         if self._draining:
             return
@@ -124,7 +129,7 @@ class Ordering:
     def _ended(self, result: object, storage_index: bytes, operation: OrderedCall) -> None:
         self._end(storage_index, operation)
         if not operation.wanted:
-            return  # no caller is left to receive a result or failure
+            return  # no caller waits for the result or failure
         operation.wanted = False
         if isinstance(result, Failure):
             operation.result.errback(result)
@@ -151,14 +156,14 @@ class Ordering:
 
 class _Operation:
     """
-    A question without a response, or a change that was not sent yet.
+    A question that is not answered, or a change that is not sent yet.
 
     Attributes:
-        number: the share, or None for a question about all shares, or a change of several.
-        changes: whether it is a change.
-        alone: it uses another connection, without order: it waits for earlier operations, and later ones
-            wait for it.
-        gate: fires when it may be sent; None once it was.
+        number: the number of the share, or None for a question about all shares or a change of several.
+        changes: whether the operation is a change.
+        alone: the operation uses another connection, which has no common order with the uploads' connection;
+            so it waits for earlier operations, and later ones wait for it.
+        gate: fires when the operation may be sent; None if it is sent.
     """
 
     __slots__ = ("alone", "changes", "gate", "number")
@@ -170,11 +175,13 @@ class _Operation:
         self.gate: Deferred[None] | None = None
 
     def delays(self, other: _Operation) -> bool:
-        """Return whether it could have a visible effect to send ``other``, which came later, at once."""
+        """
+        Return whether sending ``other``, which came later, before this operation could have a visible effect.
+        """
         if self.alone or other.alone:
             return True
         if self.changes and other.changes:
-            # Both use the uploads' connection; only a change that was not sent yet can be overtaken.
+            # Both changes use the uploads' connection. If this change was sent, ``other`` cannot overtake it.
             return self.number == other.number
         if not self.changes and not other.changes:
             return False
@@ -186,7 +193,8 @@ class _Index:
     Unanswered operations on one storage index.
 
     Attributes:
-        sent: maps a share (None: several) to the number of its changes that were sent.
+        sent: for each share number (None: several shares), how many of its changes were sent and are
+            unanswered.
         pending: all other operations, in order.
     """
 
@@ -197,12 +205,12 @@ class _Index:
         self.pending: dict[_Operation, None] = {}
 
     def changes(self, number: int | None) -> bool:
-        """Return whether a question could see changes that were sent."""
+        """Return whether a question about this share (None: all shares) could see changes that were sent."""
         sent = self.sent
         return bool(sent) and (number is None or number in sent or None in sent)
 
     def send(self, operation: _Operation) -> None:
-        """Record that an operation may be sent; a sent change is only counted."""
+        """Record that an operation may be sent; of a change, only the number is kept."""
         operation.gate = None
         if operation.changes:
             self.sent[operation.number] = self.sent.get(operation.number, 0) + 1
@@ -211,7 +219,7 @@ class _Index:
             self.pending[operation] = None
 
     def end(self, operation: _Operation) -> bool:
-        """Record the end of an operation; return False if it had ended before."""
+        """Record the end of an operation; return False if its end was recorded before."""
         if operation.changes and operation.gate is None:
             left = self.sent.pop(operation.number) - 1
             if left:
@@ -227,23 +235,24 @@ class GbsOrder:
     """
     Decides which operation waits for which, by storage index.
 
-    On one connection a server carries requests out in order; between two there is no order. Uploads have
-    one connection, questions have others, so that a question need not wait for megabytes. The difference
-    is visible only if a question and a change concern the same share at the same time:
+    On one connection, a server carries requests out in order; between two connections there is no order.
+    Uploads have one connection, questions have others, so that a question need not wait for megabytes. The
+    difference is visible only if a question and a change concern the same share at the same time:
 
     * A question after an unanswered change is sent on the uploads' connection, which keeps the order. A
       long response would block that connection, so a question with a long response waits for the change.
-    * A change after an unanswered question waits for the response (of a long one: for its beginning).
+    * A change after an unanswered question waits for the response. If the response is long, the change waits
+      only for its beginning.
 
-    Nothing else waits. An allocation has no effect that a question could see, and a write affects only
-    its own share and the list of shares. So puts, gets and repairs never wait here: a repair reads other
-    shares than it writes.
+    Nothing else waits. An allocation has no effect that a question could see, and a write affects only its
+    own share and the list of shares. So puts, gets and repairs never wait here: a repair writes other shares
+    than it reads.
 
-    A change that was sent is recorded by its connection, which knows the order of outstanding responses;
-    here its share is only counted. This class records the changes that were not sent, and the questions.
+    The connection records a sent change, since it knows the order of outstanding responses; this class only
+    counts the sent changes of each share. It records questions, and changes that are not sent yet.
 
-    ``transport.operation_order`` differs: it carries operations out one after another where no lower
-    layer keeps their order. Here connections keep it, and this class only chooses between them.
+    ``Ordering`` differs: it carries out operations where no lower layer keeps their order. Here the
+    connections keep the order, and this class only chooses between them.
     """
 
     def __init__(self) -> None:
@@ -256,21 +265,23 @@ class GbsOrder:
 
     @property
     def held(self) -> int:
-        """Number of changes that were not sent."""
+        """Number of changes that wait and are not sent yet."""
         indexes = self._indexes.values()
         return sum(each.changes for index in indexes for each in index.pending)
 
     def change(
         self, storage_index: bytes, number: int | None, start: Callable[[], Deferred[T]]
     ) -> Deferred[T]:
-        """Send a change of a share (None: several), now or after the questions that could see it."""
+        """
+        Send a change of a share (None: several shares), now or after the questions that could see the change.
+        """
         return self._submit(storage_index, _Operation(number, True), start)
 
     def alone(self, storage_index: bytes, start: Callable[[], Deferred[T]]) -> Deferred[T]:
         """
-        Send a change on another connection, after all earlier operations; later ones wait for its end.
+        Send a change on another connection, after all earlier operations; later operations wait for its end.
         """
-        # It stays in ``pending`` until its end, as questions do.
+        # ``changes`` is False so that the operation stays in ``pending`` until its end, as questions do.
         return self._submit(storage_index, _Operation(None, False, alone=True), start)
 
     def ask(
@@ -280,7 +291,10 @@ class GbsOrder:
         start: Callable[[], Deferred[T]],
         start_behind: Callable[[], Deferred[T]],
     ) -> Deferred[T]:
-        """Send a question now: with ``start``, or with ``start_behind`` on the uploads' connection."""
+        """
+        Send a question: on the uploads' connection by ``start_behind`` if it could see a sent change, else by
+        ``start``.
+        """
         operation = _Operation(number, False)
         index = self._indexes.get(storage_index)
         if (
@@ -295,11 +309,11 @@ class GbsOrder:
         self, storage_index: bytes, number: int, start: Callable[[Callable[[], None]], Deferred[T]]
     ) -> Deferred[T]:
         """
-        Send a question with a long response, now or after the changes that it could see.
+        Send a question with a long response, now or after the changes that the question could see.
 
         Args:
-            start: gets a function to call when the response begins: the question was carried out then,
-                and changes may follow.
+            start: sends the question. Its argument is a function to call when the response begins: the
+                question has been carried out then, and changes may follow.
         """
         operation = _Operation(number, False)
         return self._submit(
@@ -307,7 +321,7 @@ class GbsOrder:
         )
 
     def give_up(self, reason: Callable[[], Exception]) -> None:
-        """Fail the changes that were not sent."""
+        """Fail the changes that wait and are not sent yet."""
         for index in list(self._indexes.values()):
             for operation in list(index.pending):
                 gate = operation.gate
@@ -319,7 +333,7 @@ class GbsOrder:
     ) -> Deferred[T]:
         result: Deferred[T]
         index = self._indexes.get(storage_index)
-        if index is None:  # the usual case: there is nothing to wait for
+        if index is None:  # the usual case: nothing to wait for
             index = self._indexes[storage_index] = _Index()
             delayed = False
         else:
@@ -346,7 +360,7 @@ class GbsOrder:
     def _end(self, storage_index: bytes, operation: _Operation) -> None:
         index = self._indexes.get(storage_index)
         if index is None or not index.end(operation):
-            return  # it ended before, when its response began
+            return  # its end was recorded when its response began
         if not index.pending:
             if not index.sent:
                 del self._indexes[storage_index]
@@ -356,8 +370,8 @@ class GbsOrder:
         for each in list(index.pending):
             gate = each.gate
             if gate is not None:
-                # Everything that it waits for came earlier: nothing that it could see is sent while it
-                # waits.
+                # Looking at earlier operations is enough: an operation waits only for those, and no change
+                # that a waiting question could see is sent before it.
                 seen = not each.changes and index.changes(each.number)
                 if not seen and not any(one.delays(each) for one in earlier):
                     freed.append(gate)

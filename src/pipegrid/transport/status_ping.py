@@ -1,8 +1,9 @@
 """
-Reports to a monitor, such as healthchecks.io, that a job has begun, succeeded or failed: one GET each.
+Reports to a monitor, such as healthchecks.io, that a job has begun, succeeded or failed: one GET for each
+report.
 
-The requests take the way that the settings for connections permit, and no other. Redirects are not followed,
-and no byte of a body is read.
+The requests use only the ways that the connection settings permit. Redirects are not followed, and no byte of
+a response's body is read.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from pipegrid.reactor.connection_policy import ConnectionPolicy
 from pipegrid.reactor.tcp_socks5_endpoints import endpoint_through
 
 TIMEOUT_S = 10.0
-"""Of one attempt."""
+"""The time limit of one attempt."""
 
 ATTEMPTS = 3
 PAUSE_S = 2.0
-"""Between attempts."""
+"""The pause between two attempts."""
 
 MAX_URL_BYTES = 2000
 
 
 def check_ping_url(text: str) -> str:
     """
-    Return the URL of a monitor: ``https`` or ``http``, with a host.
+    Return the URL of a monitor after checking it: ``https`` or ``http``, with a host.
 
     Raises:
         ValueError: it is not such a URL; the text is a clause.
@@ -46,7 +47,7 @@ def check_ping_url(text: str) -> str:
         usable = (
             parts.scheme in ("http", "https")
             and parts.hostname
-            and parts.port != 0  # a ValueError if it is none
+            and parts.port != 0  # raises ValueError if the port is invalid
             and text.isascii()
             and text.isprintable()
             and " " not in text
@@ -62,7 +63,10 @@ def check_ping_url(text: str) -> str:
 
 
 def url_of(url: str, event: str) -> str:
-    """Return the URL for an event, ``start`` or ``fail``, or for success (""): the query stays at the end."""
+    """
+    Return the URL for an event: "start", "fail", or "" for success. The event is added to the path, before
+    the query.
+    """
     parts = urlsplit(url)
     path = f"{parts.path.rstrip('/')}/{event}" if event else parts.path or "/"
     return urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
@@ -71,8 +75,8 @@ def url_of(url: str, event: str) -> str:
 @implementer(IAgentEndpointFactory)
 class PermittedEndpoints:
     """
-    Endpoints on the ways that a policy permits; where it permits direct connections, also through the proxy
-    that the environment names.
+    Endpoints on the ways that a policy permits. Where the policy permits direct connections, they may go
+    through the proxy that the environment names.
     """
 
     def __init__(self, reactor: Any, policy: ConnectionPolicy) -> None:
@@ -97,7 +101,7 @@ async def ping(
     endpoints: IAgentEndpointFactory | None = None,
 ) -> str | None:
     """
-    Report an event; returns what went wrong, as a sentence without the URL's path, which may be a secret.
+    Report an event; returns None, or an error as a sentence without the URL's path, which may be a secret.
 
     Args:
         url: from ``check_ping_url``.
@@ -123,7 +127,10 @@ async def ping(
 
 
 async def _attempt(reactor: Any, agent: PipelinedAgent, target: bytes) -> tuple[str | None, bool]:
-    """Send one request; returns what went wrong, and whether another attempt is useless."""
+    """
+    Send one request; returns the error (None: success), and whether the outcome is final, so that another
+    attempt would be useless.
+    """
     try:
         asked = agent.request(b"GET", target, timeout_s=TIMEOUT_S)
         response = await asked.addTimeout(TIMEOUT_S, reactor)

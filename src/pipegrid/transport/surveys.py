@@ -1,4 +1,4 @@
-"""Queries about many files to one server: which shares it has, samples of them, and a lease."""
+"""Questions about many files to one server: which shares it has, samples of these shares, and a lease."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Surveyed(NamedTuple):
     A server's response to one question.
 
     Attributes:
-        numbers: of all complete shares.
-        leased: whether each of them has a lease now; also False if none was requested, or there are no
+        numbers: the numbers of all complete shares.
+        leased: whether each of these shares has a lease now; False if no lease was requested, or there are no
             shares.
-        no_lease: why the server gave no lease, if it should have given one.
-        samples: as requested; b"" for each share that does not exist or could not be read.
+        no_lease: the server's error, if a lease was requested and not given.
+        samples: the requested bytes; b"" for each share that does not exist or could not be read.
     """
 
     numbers: frozenset[int]
@@ -44,41 +44,38 @@ class TakesSurveys(Protocol):
     A server that may accept many questions in one request.
 
     Attributes:
-        is_known_to_take_surveys: whether it does, as far as is known.
+        is_known_to_take_surveys: whether it accepts them, as far as is known.
     """
 
     @property
     def is_known_to_take_surveys(self) -> bool:
-        """Whether the server has declared that it supports surveys, and has refused none."""
+        """Whether the server has declared that it supports surveys, and has refused no survey."""
 
     def survey(
         self, questions: Sequence[Question]
     ) -> Deferred[list[Surveyed | ServerError] | None] | None:
         """
-        Send all questions; None if the server is not known to support surveys, and nothing was sent.
+        Send all questions; returns None, and sends nothing, if the server is not known to support surveys.
 
-        Fires with None if the server turns out not to support them.
+        Fires with None if the server turns out not to support surveys.
         """
 
 
 @runtime_checkable
 class LeasesListed(Protocol):
-    """
-    A server that adds leases where its shares are listed at the same time, at less cost than
-    ``add_lease``.
-    """
+    """A server that can add leases at less cost than ``add_lease`` if the caller also lists the shares."""
 
     def lease_listed(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
         """
-        Add or renew a lease on every share of the index.
+        Add or renew a lease on every share of the storage index.
 
-        Not ordered with other operations. It need not fail where there are no shares: the list shows
-        that.
+        The call is not ordered with other operations. It need not fail if there are no shares: the caller's
+        list shows that.
         """
 
 
 def takes(server: StorageServer) -> bool:
-    """Return whether many questions to this server will go in one request."""
+    """Return whether many questions to this server are sent in one request."""
     return isinstance(server, TakesSurveys) and server.is_known_to_take_surveys
 
 
@@ -86,18 +83,18 @@ def takes(server: StorageServer) -> bool:
 async def survey(server: StorageServer, questions: Sequence[Question], told: OnSurveyed) -> None:
     """
     Ask a server many questions, in one request if it supports surveys (``wire.gbs_surveys_releases``),
-    otherwise in ordinary requests that are sent at the same time: in both cases it is one round trip. The
-    questions are not ordered with uploads to the same server, unlike the contract's other operations: they
-    are meant for files that do not change.
+    otherwise in ordinary requests that are sent at the same time. Both take one round trip. Unlike the
+    contract's other operations, the questions are not ordered with uploads to the same server: they are meant
+    for files that do not change.
 
     Args:
         questions: at most ``MAX_QUESTIONS``.
-        told: called with the number of each question and its response or error, as these arrive, perhaps
-            before this function returns.
+        told: called with the index of each question in ``questions`` and its response or error, as these
+            arrive, perhaps before this function returns.
 
     Returns:
-        A Deferred that fires when all are answered; it does not fail with errors of the server.
-        Cancelling it cancels the unanswered questions.
+        A Deferred that fires when all questions are answered; it does not fail with errors of the server.
+            Cancelling it cancels the unanswered questions.
     """
     asked = server.survey(questions) if isinstance(server, TakesSurveys) else None
     answers: Sequence[Surveyed | ServerError] | None
@@ -136,7 +133,7 @@ async def _ask_one(
     outcomes = [result for _, result in await DeferredList(requests, consumeErrors=True)]
     for outcome in outcomes:
         if isinstance(outcome, Failure) and not outcome.check(ServerError):
-            outcome.raiseException()  # cancelled, or a bug
+            outcome.raiseException()  # the survey was cancelled, or this is a bug
     listed = outcomes.pop(0)
     if isinstance(listed, Failure):
         return _server_error(listed)
@@ -144,7 +141,7 @@ async def _ask_one(
     if question.lease is not None:
         outcome = outcomes.pop(0)
         if not isinstance(outcome, Failure):
-            leased = bool(listed)  # the server may not report that there are no shares
+            leased = bool(listed)  # ``add_lease`` may succeed without any share
         elif outcome.check(NoSuchShare):
             listed = frozenset()  # the shares were removed after they were listed
         else:

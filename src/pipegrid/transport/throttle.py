@@ -1,4 +1,4 @@
-"""Rate limit over all connections (token bucket)."""
+"""The rate limit for all connections of a client (token bucket)."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ from pipegrid.reactor.tcp_transport import Backpressure
 # How many bytes may pass: a rate on average, with bursts.
 #
 # Pure: the caller passes times. Bytes are counted after they have passed, so the balance may be negative;
-#     nothing passes until it is positive again. A clock that jumps back delays bytes by at most the jump;
-#     one that jumps forward fills the bucket once.
+# then nothing passes until the balance is positive again. If the clock jumps back, bytes are delayed by at
+# most the jump. If the clock jumps forward, the bucket is filled once.
 
 
 class TokenBucket:
     """
-    One direction of a link.
+    The bytes that may pass in one direction of a link.
 
     Args:
         bytes_per_s: more than 0; None: no limit.
-        burst_bytes: bytes that may pass at once after a long pause; None: those of a quarter of a second.
+        burst_bytes: maximum number of bytes that may pass at once after a long pause; None: the bytes of a
+            quarter of a second.
     """
 
     def __init__(self, bytes_per_s: float | None, burst_bytes: float | None = None) -> None:
@@ -64,7 +65,7 @@ class TokenBucket:
         """
         Change the rate now.
 
-        What passed at the old rate delays the next bytes by a quarter of a second at most.
+        Bytes that passed at the old rate delay the next bytes by at most a quarter of a second.
         """
         if bytes_per_s == self.bytes_per_s:
             return
@@ -73,12 +74,12 @@ class TokenBucket:
         self._left = max(-self._burst_bytes, min(self._burst_bytes, self._left))
 
     def take(self, now_s: float, size: int) -> None:
-        """Record that ``size`` bytes pass now, even more than are left; ``wait_s`` compensates for them."""
+        """Record that ``size`` bytes pass now, even if fewer are left; ``wait_s`` is then longer."""
         self._fill(now_s)
         self._left -= size
 
     def wait_s(self, now_s: float) -> float:
-        """Return how long until the next bytes may pass; 0 if they may now."""
+        """Return how many seconds to wait until the next bytes may pass; 0 if they may pass now."""
         self._fill(now_s)
         if self.bytes_per_s is None or self._left > 0:
             return 0.0
@@ -95,35 +96,35 @@ class TokenBucket:
 
 # Limiting all connections of a client together to a rate: ``--limit-rate``.
 #
-# The limit applies between TCP and TLS, so that every byte counts, and looks to the layers above like a
-# slow link: windows measure it, and timeouts behave as on a slow link. Limits in higher layers would not
-# work: small files have megabytes in flight before the first acknowledgement, and servers send responses
-# at their own rate.
+# The limit applies between TCP and TLS, so that every byte counts. To the layers above, the limit looks like
+# a slow link: windows measure it, and timeouts behave as on a slow link. Limits in higher layers would not
+# work: small files have megabytes in flight before the first acknowledgement, and servers send responses at
+# their own rate.
 #
-# Written bytes wait here until they may be sent, piece by piece, with the connections taking turns; the
-# writer is asked to pause, as by a full socket. Received bytes are delivered, and no more are read until
-# the rate permits it.
+# Written bytes wait here until they may be sent, piece by piece, and the connections take turns; the writer
+# is asked to pause, as by a full socket. Received bytes are delivered, and no more are read until the rate
+# permits it.
 
 FULL_BYTES = 64 << 10
-"""Bytes waiting on one connection before its writer is asked to pause."""
+"""The maximum number of bytes that wait on one connection before the writer is asked to pause."""
 
 _TURN_S = 0.05
-"""A piece has the bytes that may be sent in this time."""
+"""A piece has as many bytes as may be sent in this time, within the limits below."""
 
 _LEAST_PIECE_BYTES = 512
 _MOST_PIECE_BYTES = 16 << 10
 _LEAST_KEPT_BYTES = 16 << 10
-"""Received bytes that the kernel may hold: a few packets, which it counts about twice."""
+"""The minimum size of the kernel's receive buffer: a few packets, which the kernel counts about twice."""
 
 _LONGEST_WAIT_S = 5.0
-"""Of bytes under a timetable, which may permit more meanwhile."""
+"""The longest wait under a timetable, which may permit a higher rate meanwhile."""
 
 
 class Throttle:
     """
-    The rate limit of all connections that go through it.
+    The rate limit of all connections that go through this object.
 
-    A timetable is looked at when bytes pass or wait, so it needs no timer of its own.
+    The timetable is read when bytes pass or wait, so it needs no timer.
 
     Args:
         limit: for sending and receiving.
@@ -149,14 +150,17 @@ class Throttle:
 
     @property
     def piece_bytes(self) -> int:
-        """How many bytes one connection sends before it is another's turn."""
+        """How many bytes one connection sends before the next connection sends."""
         rate = self.sent.bytes_per_s
         if rate is None:
             return _MOST_PIECE_BYTES
         return int(min(_MOST_PIECE_BYTES, max(_LEAST_PIECE_BYTES, rate * _TURN_S)))
 
     def wait_s(self, bucket: TokenBucket) -> float:
-        """Return how long until the timetable permits the next bytes, or this must be asked again."""
+        """
+        Return how many seconds to wait until the next bytes may pass, or until this method must be called
+        again.
+        """
         now_s = self.clock.seconds()
         if self._varies and not 0 <= now_s - self._looked_s < LOOK_S:
             self._looked_s = now_s
@@ -173,18 +177,18 @@ class Throttle:
         Return an endpoint whose connections share the limit with all others.
 
         Args:
-            kind: class of the connections; None: the simple one.
+            kind: class of the connections; None: ``Throttled``.
         """
         return _ThrottledEndpoint(self, inner, kind or Throttled)
 
     def wants_to_send(self, connection: Throttled) -> None:
-        """Add a connection that has bytes to send to the queue."""
+        """Queue a connection that has bytes to send."""
         self._waiting.append(connection)
         if not self._timer.is_set:
             self._go_on()
 
     def leaves(self, connection: Throttled) -> None:
-        """Remove a connection that has nothing to send from the queue."""
+        """Remove a connection from the queue, since it has nothing to send now."""
         if connection in self._waiting:
             self._waiting.remove(connection)
         if not self._waiting:
@@ -213,7 +217,7 @@ class _ThrottledEndpoint:
         self._kind = kind
 
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
-        """Connect; fires with the protocol of the factory."""
+        """Connect; fires with the protocol that the factory has built."""
         factory: Any = _Factory(self._throttle, protocolFactory, self._kind)
         connected: Deferred[Any] = self._inner.connect(factory)
         return connected.addCallback(lambda connection: connection.protocol)
@@ -237,10 +241,10 @@ class _Factory:
 
 class Throttled:
     """
-    One connection: the protocol of a transport, and the transport of a protocol.
+    One connection: the protocol of the real transport, and the transport of the real protocol.
 
     Attributes:
-        protocol: the protocol whose transport this is.
+        protocol: the protocol whose transport this object is.
         wants_turn: whether bytes wait to be sent, and the socket accepts them.
     """
 
@@ -268,7 +272,7 @@ class Throttled:
             raise AttributeError(name)
         return getattr(self._transport, name)
 
-    # The protocol's interface.
+    # Methods of a protocol, which the transport calls.
 
     def makeConnection(self, transport: Any) -> None:
         self._transport = transport
@@ -298,7 +302,9 @@ class Throttled:
         self.protocol.connectionLost(reason)
 
     def _fit_buffers(self) -> None:
-        """Keep the bytes of a quarter of a second in the buffers; without a limit, as many as usual."""
+        """
+        Set the receive buffers to a quarter of a second's bytes; without a rate limit, to their usual size.
+        """
         rate = self._fitted_rate = self._throttle.received.bytes_per_s
         transport, usual_bytes = self._transport, self._usual_buffer_bytes
         if usual_bytes:
@@ -310,7 +316,7 @@ class Throttled:
     def _may_read(self) -> None:
         self._read_wait = None
         wait_s = self._throttle.wait_s(self._throttle.received)
-        if wait_s:  # other connections have read meanwhile
+        if wait_s:  # other connections have read in the meantime
             self._read_wait = self._throttle.clock.callLater(wait_s, self._may_read)
         elif not self._reader_paused:
             self._transport.resumeProducing()
@@ -329,7 +335,7 @@ class Throttled:
             self.wants_turn = False
             self._throttle.leaves(self)
 
-    # The transport's interface.
+    # Methods of a transport, which the protocol calls.
 
     def write(self, data: bytes) -> None:
         """Send the bytes when the rate permits it."""
@@ -356,7 +362,7 @@ class Throttled:
         self._transport.abortConnection()
 
     def registerProducer(self, producer: Any, streaming: bool) -> None:
-        """Register a producer, which may be asked to pause."""
+        """Register a producer, which is asked to pause while too many bytes wait."""
         self._producer, self._streaming, self._producer_paused = producer, streaming, False
         if not streaming or self._queued_bytes > FULL_BYTES:
             self._pause_producer()
@@ -380,7 +386,7 @@ class Throttled:
         self.loseConnection()
 
     def send_piece(self, most: int) -> int:
-        """Send the next bytes now; return how many."""
+        """Send at most ``most`` bytes now; return how many were sent."""
         data = self._queue.popleft()
         if len(data) > most:
             self._queue.appendleft(data[most:])
@@ -436,11 +442,11 @@ def _kept_bytes(transport: Any) -> int:
 
 def _keep_at_most(socket: Socket, usual_bytes: int, rate: float | None) -> None:
     """
-    Limit the kernel's receive buffer: otherwise it would take megabytes off the link at once.
+    Limit the kernel's receive buffer: otherwise the kernel would receive megabytes at once.
 
     Args:
-        usual_bytes: its size without a limit, which is set again if a limit has ended.
-        rate: bytes per second, or None. A buffer that was never limited keeps the kernel's own size.
+        usual_bytes: the buffer's size without a limit, which is restored when a limit has ended.
+        rate: bytes per second; None: no limit. A buffer that was never limited keeps its size.
     """
     size = usual_bytes if rate is None else int(rate / 4)
     with suppress(OSError):

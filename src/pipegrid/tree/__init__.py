@@ -1,1 +1,1 @@
-"""Directories on a grid: paths, listings, walks, and whole trees that come and go."""
+"""Directories on a grid: paths, listings and walks, and the upload and download of whole directory trees."""

@@ -21,7 +21,7 @@ from pipegrid.tree.backup.run_times import looks_like_run
 
 ROOT_NAME = "root_dir.cap"
 DEFAULT = "tahoe"
-"""The alias of the cap in ``root_dir.cap``."""
+"""The name of the alias for the cap in ``root_dir.cap``."""
 
 MAX_FILE_BYTES = 1 << 20
 MAX_ALIASES = 10_000
@@ -33,11 +33,11 @@ _LOCK_WAIT_S = 0.05
 
 def read_aliases(directory: Path) -> dict[str, str]:
     """
-    Return the caps of a client directory's aliases by name; a cap may be malformed.
+    Return the caps of a client directory's aliases by name; the caps are not checked.
 
-    A line of the file is ``NAME: CAP``; if several have one name, the last counts. The cap in
-    ``private/root_dir.cap``, which old gateways wrote, is the alias ``tahoe`` if the file has none of that
-    name. Names are composed (NFC), so that the two Unicode forms of a name are one alias.
+    Each line of the file is ``NAME: CAP``; if several lines have the same name, the last one counts. The cap
+    in ``private/root_dir.cap``, which old gateways wrote, is the alias ``tahoe`` unless the file has an alias
+    of that name. For comparison, names are normalized (NFC).
 
     Raises:
         UsageError: the file cannot be read, is not text, or is too large.
@@ -58,7 +58,10 @@ def read_aliases(directory: Path) -> dict[str, str]:
 
 
 def as_written(name: str, aliases: Mapping[str, str]) -> str | None:
-    """Return an alias as it is written in the file, perhaps not composed; None if there is none."""
+    """
+    Return an alias as the file spells it, which may not be normalized (NFC); None if the alias does not
+    exist.
+    """
     if name in aliases:
         return name
     composed = unicodedata.normalize("NFC", name)
@@ -67,14 +70,15 @@ def as_written(name: str, aliases: Mapping[str, str]) -> str | None:
 
 def add_alias(directory: Path, name: str, cap: str) -> None:
     """
-    Add an alias for a directory; other lines of the file, with comments and errors, stay as they are.
+    Add an alias for a directory; all other lines of the file stay as they are, including comments and
+    malformed lines.
 
     Args:
         directory: the client's directory, which has a configuration.
         cap: the cap of a directory of any kind; a prefix ``ro.`` or ``imm.`` is removed.
 
     Raises:
-        CapError: this is not the cap of a directory.
+        CapError: ``cap`` is not the cap of a directory.
         UsageError: the name cannot be used, or exists already.
         SinkError: the file cannot be written.
     """
@@ -101,11 +105,11 @@ def remove_alias(
     Remove an alias and return its cap. The directory itself does not change.
 
     Args:
-        on_replaced: called with each cap that the file has for the name, before they are removed; if it
-            raises, the alias stays.
+        on_replaced: called with each cap that the file has for the name, before the alias is removed; if this
+            call raises, the alias stays.
 
     Raises:
-        UsageError: there is no such alias.
+        UsageError: the alias does not exist, or its cap is only in ``root_dir.cap``.
         SinkError: the file cannot be written.
     """
     name = name.strip().removesuffix(":")
@@ -135,10 +139,10 @@ def remove_alias(
 
 def checked_name(text: str) -> str:
     """
-    Return the name of an alias without the colon that may follow it.
+    Return the name of an alias, checked and normalized (NFC), without a trailing colon.
 
     Raises:
-        UsageError: the name cannot be used.
+        UsageError: an alias cannot have this name.
     """
     name = unicodedata.normalize("NFC", text.strip().removesuffix(":"))
     bad = not name or not name.isprintable() or any(each in name for each in " :/\\")
@@ -160,7 +164,7 @@ def checked_name(text: str) -> str:
 
 def check_free(directory: Path, name: str) -> None:
     """
-    Check that a name is free.
+    Check that no alias has this name.
 
     Raises:
         UsageError: an alias has this name.
@@ -173,12 +177,14 @@ def check_free(directory: Path, name: str) -> None:
 
 
 def no_alias(name: str) -> str:
-    """Return the clause that there is no such alias; a long name is ``shortened``."""
+    """Return the clause which says that an alias does not exist; a long name is ``shortened``."""
     return f"there is no alias '{shortened(name)}'"
 
 
 def shortened(text: str) -> str:
-    """Return the start of a path or an alias for a message: it may be a mistyped cap, which is secret."""
+    """
+    Return the start of a path or an alias for a message; the text may be a mistyped cap, which is secret.
+    """
     return printable(text[:12] + ("..." if len(text) > 12 else ""))
 
 
@@ -186,7 +192,7 @@ def unknown_alias(
     name: str, aliases: Mapping[str, str], unconfigured: Path | None = None
 ) -> UsageError:
     """
-    Return the error for an unknown alias, with the alias that was probably meant.
+    Return the error for an unknown alias; its message suggests an existing alias with a similar name.
 
     Args:
         unconfigured: the client's directory, if it has no configuration.
@@ -197,7 +203,7 @@ def unknown_alias(
             f"{missing}, since nothing is configured in {unconfigured}; name a "
             "client's directory with 'pipegrid -d DIR', or make one with 'pipegrid init'"
         )
-    import difflib  # only after a mistake
+    import difflib  # only needed after a mistake
 
     near = difflib.get_close_matches(name[:MAX_NAME_CHARACTERS], list(aliases)[:1000], 1)
     if near:
@@ -238,7 +244,9 @@ def _read(path: Path) -> bytes:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write the file, readable by its owner alone; if it is a symbolic link, the link stays."""
+    """
+    Write the aliases file, readable only by its owner; a symbolic link stays, and its target is replaced.
+    """
     try:
         replace_file(Path(os.path.realpath(path)), data)
     except OSError as error:
@@ -250,7 +258,7 @@ def _write(path: Path, data: bytes) -> None:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Lock the aliases against other PipeGrid processes."""
+    """Keep other PipeGrid processes from changing the aliases."""
     private = directory / "private"
     try:
         private.mkdir(mode=0o700, exist_ok=True)
@@ -267,7 +275,7 @@ def _locked(directory: Path) -> Iterator[None]:
             except OSError as error:
                 if error.errno not in NO_LOCKS:
                     raise SinkError(f"cannot lock {private}: {error.strerror}") from error
-                break  # without a lock, rather than without aliases
+                break  # this file system has no locks: go on without one
             time.sleep(_LOCK_WAIT_S)
         else:
             raise UsageError("another command is changing the aliases; try again when it is done")

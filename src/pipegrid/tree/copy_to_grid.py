@@ -1,4 +1,4 @@
-"""Copies of local files and directories, and of objects on the grid, into directories of a grid."""
+"""Copying local files and directories, or objects on the grid, into directories of a grid."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from pipegrid.tree.directory import Child, Directory, check_writable
 from pipegrid.tree.file_metadata import entry_metadata, entry_name
 
 MAX_DEPTH = 200
-"""Levels of mutable directories in a directory that is copied."""
+"""The maximum depth of a copied mutable directory, in levels."""
 
 MAX_ITEMS = 100_000
-"""In one directory, of one copy."""
+"""The maximum number of entries of each local directory that is copied."""
 
 _AT_ONCE = 16
 
@@ -41,11 +41,11 @@ class Item:
     Something to copy: a local path, or an object on the grid.
 
     Attributes:
-        name: of the copy.
-        label: its name in messages.
-        path: local, or None.
-        child: on the grid, or None.
-        follow: copy the target of a local symbolic link.
+        name: the name of the copy.
+        label: the name of the original in messages.
+        path: the local path, or None.
+        child: the object on the grid, or None.
+        follow: whether the target of a local symbolic link is copied, instead of the link.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Item:
 
     @property
     def is_directory(self) -> bool:
-        """Whether it is a directory, perhaps through a link."""
+        """Whether the item is a directory, or a link to one that is followed."""
         if self.child is not None:
             return self.child.kind == "directory"
         assert self.path is not None
@@ -66,11 +66,12 @@ class Item:
 @attrs.frozen
 class CopyReports:
     """
-    What a copy calls.
+    Callbacks of a copy.
 
     Attributes:
-        done: with an item, what was done with it, and its cap.
-        failed: with a label, and why it was not copied; the rest continues.
+        done: called with an item, what was done with it, and its cap.
+        failed: called with the label of an item, and why it was not copied; the copy continues with other
+            items.
     """
 
     done: Callable[[Item, CopiedAs, Cap | None], None] = lambda item, how, cap: None
@@ -79,7 +80,10 @@ class CopyReports:
 
 def decide(item: Item, there: Child | None, force: bool) -> CopyAction:
     """
-    Return what to do with an item in a directory that may have a child of its name; pure but for local kinds.
+    Return what to do with an item.
+
+    Args:
+        there: the existing child with the name of the item, or None.
 
     Raises:
         ChildExists: the child must not be replaced.
@@ -117,19 +121,20 @@ def decide(item: Item, there: Child | None, force: bool) -> CopyAction:
 
 class Copier:
     """
-    One copy.
+    One copy operation.
 
-    Immutable objects are linked by their caps, and no bytes are sent. Of a mutable object an immutable copy
-    of its present state is made: later changes of the original do not change the copy. (``Directory.link``
-    gives the original a second name.) A directory is merged into an existing mutable directory of its name. A
-    file of the same name is replaced only with ``force``; a mutable file is overwritten, and keeps its cap.
+    Immutable objects are linked by their caps, and no bytes are sent. A mutable object is copied to a new
+    immutable object with the present content, so later changes of the original do not change the copy. (In
+    contrast, ``Directory.link`` gives the original a second name.) A directory is merged into an existing
+    mutable directory of the same name. A file of the same name is replaced only with ``force``, except that a
+    mutable file is always overwritten, and keeps its cap.
 
-    Everything is examined before anything is sent, and all names of one directory change in one publish.
+    All items are examined before anything is sent, and all new names in a directory are added by one publish.
 
     Args:
         put_tree: stores a local directory; returns its cap.
-        force: replace files and immutable directories of the same names.
-        calls: returns the callbacks for ``put_many`` of these sources.
+        force: whether files and immutable directories of the same names are replaced.
+        calls: returns the callbacks to pass to ``put_many`` along with these sources.
     """
 
     def __init__(
@@ -145,12 +150,12 @@ class Copier:
         self._put_tree = put_tree
         self._reports = reports or CopyReports()
         self._force = force
-        self._frozen: dict[bytes | None, Cap] = {}  # by the identities of the originals
+        self._frozen: dict[bytes | None, Cap] = {}  # by storage index of the original
         self._partial: set[Cap] = set()
 
     async def into(self, directory: Directory, items: Sequence[Item], depth: int = 0) -> None:
         """
-        Copy items into a directory; if one of several cannot be copied, it is reported.
+        Copy items into a directory; items that cannot be copied are reported.
 
         Raises:
             ChildExists: the name of the only item exists already.
@@ -204,7 +209,7 @@ class Copier:
 
     async def over(self, item: Item, cap: Cap | None) -> None:
         """
-        Overwrite a mutable file with a file.
+        Overwrite a mutable file with the content of an item.
 
         Raises:
             PipegridError: reading or writing failed.
@@ -235,10 +240,13 @@ class Copier:
         children = await Directory(self._grid, item.child.cap).list()
         return [Item(name, f"{item.label}/{name}", None, each) for name, each in children.items()]
 
-    # Caps of the copies.
+    # The methods below return the caps of the copies.
 
     async def _store(self, items: Sequence[Item]) -> dict[Item, Cap]:
-        """Store items and return their caps in the same order; failures are reported."""
+        """
+        Store items and return their caps in the same order; failures are reported, and left out of the
+        result.
+        """
         caps: dict[Item, Cap] = {}
         files = {item for item in items if item.path is not None and not item.is_directory}
         sources = await self._sources([item for item in items if item in files])
@@ -292,7 +300,7 @@ class Copier:
             found = os.stat(item.path, follow_symlinks=item.follow)
             link = os.fsencode(os.readlink(item.path)) if stat.S_ISLNK(found.st_mode) else None
         except OSError:
-            return {}  # it was deleted, but it is stored
+            return {}  # the file was deleted after it was stored
         raw_name = os.fsencode(os.path.basename(os.path.abspath(item.path)))
         return entry_metadata(found, link=link, name=entry_name(raw_name)[1])
 
@@ -300,15 +308,15 @@ class Copier:
         self, child: Child, label: str, above: frozenset[bytes | None] = frozenset()
     ) -> Cap:
         """
-        Return the cap of an immutable copy of something. A directory that is met again gets the same copy,
-        since a tree of thirty directories can have a billion paths.
+        Return the cap of an immutable copy of an object. Each directory is copied only once, since a tree of
+        thirty directories can have a billion paths.
 
         Args:
-            above: storage indexes of the directories that it is in.
+            above: storage indexes of the directories around the object.
 
         Raises:
-            UsageError: it is of an unknown kind.
-            DirectoryError: a directory contains itself, or is too deep.
+            UsageError: the object is of an unknown kind.
+            DirectoryError: a directory contains itself, or is nested too deeply.
             PipegridError: the grid failed.
         """
         cap = child.cap
@@ -368,8 +376,8 @@ def local_items(path: str, label: str) -> list[Item]:
     Return the content of a local directory; symbolic links are not followed.
 
     Raises:
-        SourceError: it cannot be read.
-        UsageError: it has too many entries.
+        SourceError: the directory cannot be read.
+        UsageError: the directory has too many entries.
     """
     items: list[Item] = []
     try:
@@ -387,5 +395,5 @@ def local_items(path: str, label: str) -> list[Item]:
 
 
 def _without_times(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return metadata without the times of linking, which entries of immutable directories do not have."""
+    """Return metadata without the times of linking, which entries of immutable directories must not have."""
     return {key: value for key, value in metadata.items() if key != "tahoe"}

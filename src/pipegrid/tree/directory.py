@@ -1,4 +1,4 @@
-"""Mutable directories: read, edit, look up, move."""
+"""Mutable directories: reading them, editing them, following paths, and moving children."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ from pipegrid.tree.directory_reading import (
     read_listing,
 )
 
-# The edits of one change of a directory. A batch of changes parses the directory only once.
+# The classes below apply the edits of one change to a directory. A batch of changes parses the directory only
+# once.
 
 
 class NamesEdit(StepwiseEdit):
@@ -62,8 +63,8 @@ class NamesEdit(StepwiseEdit):
     Edits that take effect together or not at all.
 
     Args:
-        writekey: 16 bytes, of the directory.
-        now: seconds since 1970, the times of links.
+        writekey: the write key of the directory, 16 bytes.
+        now: returns the seconds since 1970, for the times of links.
     """
 
     def __init__(self, edits: Sequence[Edit], writekey: bytes, now: Callable[[], float]) -> None:
@@ -73,35 +74,37 @@ class NamesEdit(StepwiseEdit):
         self._repeated = False
 
     def open(self, content: bytes) -> OpenDirectory:
-        """See ``StepwiseEdit``; raises DirectoryError if the content is not that of a directory."""
+        """See ``StepwiseEdit``; raises DirectoryError if the content is not a directory."""
         return OpenDirectory.of(content)
 
     def step(self, opened: OpenDirectory) -> OpenDirectory:
-        """See ``StepwiseEdit``; raises as ``core.mutable.directory_content_edits.apply_edits`` does."""
+        """
+        See ``StepwiseEdit``; raises the same errors as ``core.mutable.directory_content_edits.apply_edits``.
+        """
         return edited(opened, self._edits, self._writekey, self._now(), self._repeated)
 
     def close(self, opened: OpenDirectory) -> bytes:
         return pack_entries(opened.entries)
 
     def memory_bytes(self, opened: OpenDirectory) -> int:
-        """Return about how much memory it takes: its bytes, and an object for each entry."""
+        """Return the approximate memory of a parsed directory: its bytes, and the objects for its entries."""
         return opened.size + ENTRY_BYTES * len(opened.entries)
 
     def may_be_stored(self) -> None:
-        """See ``StepwiseEdit``: from now on no error if a child that these edits remove does not exist."""
+        """See ``StepwiseEdit``; from now on it is no error if a child to be removed does not exist."""
         self._repeated = True
 
 
 class UnlinkIfSame(NamesEdit):
     """
-    Remove a child if it is still the one that was seen.
+    Remove a child, unless another client has replaced it since this client saw it.
 
     Args:
-        read_cap: the cap that reads that child; None if none is known.
-        must_exist: whether it is an error if another client has removed it.
+        read_cap: the read cap of the child that this client saw; None if it is unknown.
+        must_exist: whether it is an error if another client has removed the child.
 
     Attributes:
-        kept: the name belongs to another child now, which stays.
+        kept: whether the name now belongs to another child, which stays.
     """
 
     def __init__(self, name: str, read_cap: object, must_exist: bool, writekey: bytes) -> None:
@@ -125,7 +128,7 @@ class ChosenEdit(StepwiseEdit):
         writekey, now: see ``NamesEdit``.
 
     Attributes:
-        result: the bytes that it made last.
+        result: the bytes of the directory after the last ``step``.
     """
 
     def __init__(
@@ -141,11 +144,13 @@ class ChosenEdit(StepwiseEdit):
         self._repeated = False
 
     def open(self, content: bytes) -> bytes:
-        """See ``StepwiseEdit``: the bytes are not parsed."""
+        """See ``StepwiseEdit``; the bytes are returned without being parsed."""
         return content
 
     def step(self, opened: bytes) -> bytes:
-        """See ``StepwiseEdit``; raises as ``core.mutable.directory_content_edits.apply_edits`` does."""
+        """
+        See ``StepwiseEdit``; raises the same errors as ``core.mutable.directory_content_edits.apply_edits``.
+        """
         edits = self._choose(opened)
         made = apply_edits(opened, edits, self._writekey, self._now(), self._repeated)
         self.result = made
@@ -158,15 +163,16 @@ class ChosenEdit(StepwiseEdit):
         self._repeated = True
 
 
-# Edits as callers give them, checked before anything begins.
+# The functions below check the edits that callers pass, before any work begins.
 
 
 def checked_edits(edits: Sequence[Edit]) -> list[Edit]:
     """
-    Return the edits of a caller as a new list, in which caps given as text are parsed.
+    Return the edits of a caller as a new list, with caps parsed that were given as text.
 
     Raises:
-        CapError, UsageError: one is not an edit, or its child cannot be linked so.
+        CapError, UsageError: an item is not an edit, or its child cannot be linked with this cap, name or
+            metadata.
     """
     check_kind(edits, Iterable, "what to change", "a list of edits")
     return [_checked(edit) for edit in edits]
@@ -191,10 +197,10 @@ def _checked(edit: Edit) -> Edit:
 
 def check_link(name: str, metadata: dict[str, Any] | None) -> None:
     """
-    Check what a child will be linked with.
+    Check the name and metadata with which a child will be linked.
 
     Raises:
-        UsageError: no child can be linked under this name, or with this metadata.
+        UsageError: no child can be linked with this name or metadata.
     """
     check_name(name)
     check_kind(metadata, (dict, type(None)), "the metadata of a child", "a dict")
@@ -215,16 +221,17 @@ def check_name(name: str) -> None:
     name_bytes(composed(name))
 
 
-# Directories that can change.
+# Directories that can be changed.
 #
-# A change is read, applied and published. If another writer was faster, the edits are applied again to what
-# it wrote, so that both changes take effect. Several changes of one call are one publish.
+# A change reads the directory, applies edits, and publishes the result. If another writer was faster, the
+# edits are applied again to the version of that writer, so that both changes take effect. All edits of one
+# call are published together.
 
 S = TypeVar("S", PutResult, CreateResult)
 
 
 class ChangesFiles(Protocol):
-    """What changing directories needs of a grid."""
+    """The methods of a grid that changing directories needs."""
 
     def read(self, cap: str | Cap, start: int = 0, length: int | None = None) -> Deferred[bytes]:
         """Fetch a file, or a range of it, into memory."""
@@ -241,7 +248,7 @@ class ChangesFiles(Protocol):
         """Apply a function to the content of a mutable file."""
 
     def look_ahead(self, cap: str | Cap) -> Deferred[None]:
-        """Fetch what the next change of a mutable file will need."""
+        """Fetch in advance what the next change of a mutable file will need."""
 
     @property
     def clock(self) -> IReactorTime:
@@ -268,11 +275,10 @@ class Child:
     One entry of a directory.
 
     Attributes:
-        name: composed (NFC), any text.
-        read_cap: the cap that reads the child; None if none is stored.
-        write_cap: the cap that changes it; None if it cannot change, or the directory's cap does not reveal
-            it.
-        metadata: of its entry; empty if it is too large.
+        name: any text, normalized (NFC).
+        read_cap: the child's read cap; None if none is stored.
+        write_cap: the child's write cap; None if it cannot change, or the directory's cap does not reveal it.
+        metadata: the metadata of the entry; empty if it is too large.
     """
 
     name: str
@@ -282,24 +288,24 @@ class Child:
 
     @property
     def cap(self) -> Cap | None:
-        """The cap that grants most."""
+        """The cap of the child that grants most."""
         return self.write_cap or self.read_cap
 
     @property
     def kind(self) -> Kind:
-        """What the child is according to its cap; see ``kind_of``."""
+        """The kind of the child according to its cap; see ``kind_of``."""
         return kind_of(self.cap)
 
 
 class Directory:
     """
-    A directory, by a cap that lists it; changing it takes its write cap.
+    A directory on a grid: a read cap suffices to list it, and changes need its write cap.
 
     Args:
-        now: seconds since 1970, for the times of links.
+        now: returns the seconds since 1970, for the times of links.
 
     Raises:
-        CapError: the cap is malformed, or not that of a directory.
+        CapError: the cap is malformed, or not the cap of a directory.
     """
 
     def __init__(
@@ -320,12 +326,12 @@ class Directory:
     @as_deferred
     async def list(self, limits: ListingLimits | None = None) -> dict[str, Child]:
         """
-        Read the directory; fires with its children by name, in ascending order.
+        Read the directory; the Deferred fires with its children by name, in ascending order.
 
         Raises (through the Deferred):
-            CapError: this is a verify cap, which cannot list.
-            DirectoryError: the directory is damaged, or beyond the limits.
-            PipegridError: the grid could not fetch it.
+            CapError: this is a verify cap, which cannot list the directory.
+            DirectoryError: the directory is damaged, or exceeds the limits.
+            PipegridError: the grid could not fetch the directory.
         """
         listing = await read_listing(self._grid, self.cap, limits)
         return {entry.name: self._child(entry) for entry in listing.entries}
@@ -366,10 +372,9 @@ class Directory:
         **options: Any,
     ) -> Deferred[PutResult]:
         """
-        Store an immutable file and link it; fires with the result of ``Grid.put`` when it is in the
-        directory.
+        Store an immutable file and link it; the Deferred fires with the result of ``Grid.put`` after both.
 
-        The directory is read while the file is stored, so that linking takes one more round trip.
+        The directory is read while the file is stored, so linking takes only one more round trip.
 
         Args:
             source, options: see ``Grid.put``.
@@ -378,12 +383,12 @@ class Directory:
 
         Raises (through the Deferred):
             ChildExists: a child has this name and ``replace`` does not allow replacing it; the file is
-                stored.
+                stored, but not linked.
             others: what ``Grid.put`` and ``change`` raise.
         """
         store = partial(self._grid.put, source, **options)
         work = self._put(name, store, metadata, replace, stored)
-        return start_cancellable(work, self._grid.clock)  # ``stored`` may cancel it
+        return start_cancellable(work, self._grid.clock)  # ``stored`` may cancel the Deferred
 
     def put_mutable(
         self,
@@ -396,12 +401,12 @@ class Directory:
         **options: Any,
     ) -> Deferred[CreateResult]:
         """
-        Store a new mutable file and link it; fires with the result of ``Grid.create_mutable``.
+        Store a new mutable file and link it; the Deferred fires with the result of ``Grid.create_mutable``.
 
         Args:
             source, options: see ``Grid.create_mutable``.
 
-        Otherwise like ``put``.
+        The other arguments and errors are those of ``put``.
         """
         store = partial(self._grid.create_mutable, source, **options)
         work = self._put(name, store, metadata, replace, stored)
@@ -416,10 +421,10 @@ class Directory:
         on_stored: Callable[[Cap], object],
     ) -> S:
         self._writekey()
-        check_link(name, metadata)  # before anything is stored
+        check_link(name, metadata)  # check this before anything is stored
         check_callable(on_stored, "stored")
         looking = self._grid.look_ahead(self.cap)
-        looking.addErrback(lambda _: None)  # if it fails, the change fails as well and reports it
+        looking.addErrback(lambda _: None)  # if reading fails, the change fails and reports it
         try:
             stored = await store()
             on_stored(stored.cap)
@@ -456,11 +461,11 @@ class Directory:
         Apply edits (``Link``, ``Unlink``, ``Rename``, ``SetMetadata``) in order, in one publish: all or none.
 
         Raises (through the Deferred):
-            CapError: the cap cannot write, or the directory can never change.
-            DirectoryError: what is stored is not a directory.
-            UnhappyError: too few servers accepted it.
-            UncoordinatedWriteError: other clients changed it each time before this change was published.
-            UsageError: these are not edits, or a name cannot be part of a path.
+            CapError: the cap is not a write cap, or the directory is immutable.
+            DirectoryError: the stored content is not a directory.
+            UnhappyError: too few servers accepted the new version.
+            UncoordinatedWriteError: at each attempt, another client changed the directory first.
+            UsageError: an item is not an edit, or a name cannot be part of a path.
         """
         apply = NamesEdit(checked_edits(edits), self._writekey(), self._now)
         return await self._grid.modify(self.cap, apply, merge=_merge, redo=content_if_applied)
@@ -477,24 +482,24 @@ class Directory:
             remembered: the bytes that this client saw last, if it kept them; see ``Grid.modify``.
 
         Returns:
-            the bytes of the directory afterwards, and how they were written.
+            the new bytes of the directory, and the result of the write.
 
-        Raises: as ``change`` does.
+        Raises: the same errors as ``change``.
         """
         edit = ChosenEdit(choose, self._writekey(), self._now)
         written = await self._grid.modify(self.cap, edit, merge=_merge, remembered=remembered)
         return edit.result, written
 
     def applied(self, content: bytes, edits: Sequence[Edit]) -> bytes:
-        """Return the bytes of this directory with edits applied, without a request to the grid."""
+        """Return the bytes of this directory after some edits, without a request to the grid."""
         return apply_edits(content, edits, self._writekey(), self._now())
 
     async def unlink_same(self, name: str, child: Child, must_exist: bool = False) -> bool:
         """
-        Remove a child if it is still the one that was seen; returns whether it is gone.
+        Remove a child, unless another client has replaced it; return whether the child is gone.
 
         Raises:
-            NoSuchChild: another client has removed it, and it must exist.
+            NoSuchChild: another client has removed the child, and ``must_exist`` is set.
         """
         edit = UnlinkIfSame(name, child.read_cap, must_exist, self._writekey())
         await self._grid.modify(self.cap, edit, merge=_merge)
@@ -508,10 +513,10 @@ class Directory:
 
 def check_writable(cap: Cap | None, about: str = "this directory") -> DirectoryCap:
     """
-    Return the cap, which can change a directory.
+    Return the cap, if it can change a directory.
 
     Raises:
-        CapError: it cannot; the message says why.
+        CapError: the cap cannot change a directory; the message gives the reason.
     """
     if not isinstance(cap, DirectoryCap):
         raise CapError(f"{about} is not a directory, and names can be changed only in one")
@@ -541,7 +546,7 @@ async def create_directory(
     Store a directory; see ``Grid.create_directory``.
 
     Args:
-        children: the first content, with this metadata exactly.
+        children: the first children; their metadata is stored unchanged.
         private_key: see ``Grid.create_mutable``.
 
     Raises:
@@ -557,7 +562,7 @@ def _merge(versions: Sequence[bytes]) -> bytes:
     return reduce(merge_directories, versions)
 
 
-# Moves: the edit that links a child in its new place, and both halves of a move.
+# Moving: linking a child in its new place, then unlinking it from its old place.
 
 
 async def move(
@@ -569,17 +574,20 @@ async def move(
     replace_directory: bool = True,
 ) -> None:
     """
-    Give a child another name, or move it to another directory: link it there, then unlink it here.
+    Give a child another name, or move it to another directory: link it in ``target``, then unlink it from
+    ``source``.
 
-    Its metadata moves with it. ``replace`` and ``replace_directory`` are those of ``Link``. After an
-    interruption between the two halves the child is in both directories; the same move again finishes it.
+    The metadata of the child moves too. ``replace`` and ``replace_directory`` are those of ``Link``. If the
+    move is interrupted between its two halves, the child is in both directories; the same move again
+    completes it.
 
     Raises:
-        NoSuchChild, ChildExists: as for ``Directory.rename``, but the child itself may be in its new place.
+        NoSuchChild, ChildExists: as for ``Directory.rename``, except that the child itself may already be in
+            its new place.
         CapError: one of the directories cannot be changed.
-        UsageError: another client has replaced the child here meanwhile, and the new one stays; or it has
-            removed the child, perhaps by moving it.
-        PipegridError: the second half failed; the message begins by saying that the first is done.
+        UsageError: another client has meanwhile replaced the child in ``source``, and the new child stays
+            there; or has removed the child, perhaps by moving it.
+        PipegridError: unlinking failed; the message begins by saying that the child is now in both places.
     """
     check_writable(source.cap, "the directory that it is taken out of")
     check_writable(target.cap, "the directory that it goes to")
@@ -598,7 +606,8 @@ async def move(
     try:
         is_out = await source.unlink_same(name, child, True)
     except NoSuchChild:
-        # Not undone: if an earlier attempt at the same move removed it, this is its only place.
+        # The link is not undone: if an earlier attempt at this move unlinked the child, the new place is the
+        # only one.
         raise UsageError(
             f"another client removed '{printable(name)}' from its old place while it was moved; it is in "
             "its new place, and perhaps also where that client has moved it"
@@ -618,7 +627,7 @@ async def move(
 
 
 def is_same(child: Child, other: Child | None) -> bool:
-    """Whether linking a child in place of another changes neither the content nor who can change it."""
+    """Return whether both children have the same cap, so that replacing one by the other changes nothing."""
     return other is not None and child.cap is not None and child.cap == other.cap
 
 
@@ -627,7 +636,7 @@ def link_of(child: Child, name: str, replace: bool = False) -> Link:
     Return the edit that links a child in another place, with its metadata.
 
     Raises:
-        CapError: no cap of it is known.
+        CapError: no cap of the child is known.
     """
     if child.cap is None:
         raise CapError(
@@ -637,15 +646,15 @@ def link_of(child: Child, name: str, replace: bool = False) -> Link:
     return Link(name, child.cap, child.read_cap if both else None, dict(child.metadata), replace)
 
 
-# Following a path from a directory that can change, and making its missing directories.
+# Following a path from a mutable directory, and creating missing directories of the path.
 
 
 async def look_up(grid: ChangesFiles, root: str | Cap, names: Sequence[str]) -> list[Child]:
     """
-    Return the root of a path and what each name leads to, with write caps where they are known.
+    Return the root of a path and the child for each name, with write caps where they are known.
 
     Returns:
-        a shorter list if the path does not exist to its end.
+        the root and the children, in the order of the path; the list ends early where a name does not exist.
 
     Raises:
         NoSuchChild: a name is below something that is not a directory.
@@ -681,9 +690,9 @@ async def make_directories(
     Return the directory at the end of a path; missing directories are created.
 
     Raises:
-        ChildExists: a file has the name of one of them.
-        CapError: a directory in which one is missing cannot be changed.
-        UsageError: no directory can have such a name; nothing was created.
+        ChildExists: a name of the path belongs to a file.
+        CapError: a directory that lacks the next name cannot be changed.
+        UsageError: no directory can have one of these names; nothing was created.
         PipegridError: the grid failed.
     """
     way = await look_up(grid, root, names)

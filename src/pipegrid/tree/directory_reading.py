@@ -1,6 +1,7 @@
 """
-One directory, read and parsed. Its content is untrusted input: bytes, entries and lengths of names are
-bounded before memory is spent, and metadata is parsed only on request. Names may be any text, ``..`` as well.
+Reading and parsing of one directory. Its content is untrusted input: the number of bytes and entries and the
+length of names are limited before memory is used, and metadata is parsed only on request. Names may be any
+text, including ``..``.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ from pipegrid.errors import CapError, DirectoryError, PipegridError
 Kind = Literal["directory", "file", "unknown"]
 
 ENTRY_BYTES = 1000
-"""Memory per entry in addition to its bytes: objects for it, its name and its cap."""
+"""Memory of the Python objects for one entry (with its name and cap), in addition to its packed bytes."""
 
 MAX_METADATA_BYTES = 1 << 16
-"""Of one entry; Tahoe-LAFS and PipeGrid write about 200 bytes. Larger metadata is ignored."""
+"""
+Maximum metadata of one entry; Tahoe-LAFS and PipeGrid write about 200 bytes. Larger metadata is ignored.
+"""
 
 
 class ReadsFiles(Protocol):
-    """What reading directories needs of a grid."""
+    """The methods of a grid that reading directories needs."""
 
     def read(self, cap: str | Cap, start: int = 0, length: int | None = None) -> Deferred[bytes]:
         """Fetch a file, or a range of it, into memory."""
@@ -36,12 +39,12 @@ class ReadsFiles(Protocol):
 
 class ListingLimits(NamedTuple):
     """
-    Limits of a directory; one that exceeds them cannot be read.
+    Limits of a directory; a directory that exceeds them cannot be read.
 
     Attributes:
-        directory_bytes: packed; 10,000 entries take about 3 MB.
-        entries: a million small ones would fit into these bytes.
-        name_bytes: in UTF-8; Tahoe-LAFS accepts names of 5000 characters.
+        directory_bytes: maximum size when packed; 10,000 entries take about 3 MB.
+        entries: maximum number; without this limit, a million small entries would fit into the bytes.
+        name_bytes: maximum for a name in UTF-8; Tahoe-LAFS accepts names of 5000 characters.
     """
 
     directory_bytes: int = 64 << 20
@@ -54,10 +57,10 @@ class Entry(NamedTuple):
     One entry of a directory.
 
     Attributes:
-        name: composed (NFC), any text.
-        cap: that reads the child; None if only a write cap is stored and no read cap derives from it.
-        write_cap: that changes the child, as stored, if the directory's cap reveals it.
-        metadata_json: as stored, perhaps not valid JSON.
+        name: any text, normalized (NFC).
+        cap: the child's read cap; None if only a write cap is stored from which no read cap can be derived.
+        write_cap: the child's write cap as stored, if the directory's cap reveals it.
+        metadata_json: the metadata as stored; may be invalid JSON.
     """
 
     name: str
@@ -66,12 +69,12 @@ class Entry(NamedTuple):
     metadata_json: bytes = b"{}"
 
     def __repr__(self) -> str:
-        """Without the write cap and the metadata: logs contain it."""
+        """Return a text for logs, without the write cap and the metadata."""
         return f"Entry({self.name!r}, {self.cap!r}, ...)"
 
     @property
     def best(self) -> Cap | None:
-        """The cap that grants most: the write cap, if it belongs to the same object as the read cap."""
+        """The cap that grants most: the write cap, if the read cap belongs to the same object."""
         write_cap = self.write_cap
         if write_cap is None or isinstance(write_cap, UnknownCap):
             return self.cap
@@ -79,7 +82,7 @@ class Entry(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        """What the child is according to its cap."""
+        """The kind of the child according to its cap."""
         return kind_of(self.cap)
 
     @property
@@ -93,25 +96,25 @@ class Listing(NamedTuple):
     The entries of a directory.
 
     Attributes:
-        entries: in ascending order of their names, which are distinct.
-        size: of the directory, in bytes.
+        entries: the entries in ascending order of their distinct names.
+        size: the size of the directory in bytes.
     """
 
     entries: tuple[Entry, ...]
     size: int
 
     def __repr__(self) -> str:
-        """Without the entries, which are many."""
+        """Return a text without the entries, which may be many."""
         return f"Listing(..., size={self.size})"
 
     @property
     def memory_bytes(self) -> int:
-        """About how much memory this takes."""
+        """The approximate memory that the listing takes."""
         return self.size + ENTRY_BYTES * len(self.entries)
 
 
 def kind_of(cap: Cap | None) -> Kind:
-    """Return the kind of object that a cap reads; ``unknown`` if it does not read."""
+    """Return the kind of object that a cap can read; ``unknown`` if it cannot read."""
     file = cap.file if isinstance(cap, DirectoryCap) else cap
     reads = isinstance(file, (ChkCap, LitCap)) or (
         isinstance(file, MutableCap) and file.access != "verify"
@@ -122,18 +125,18 @@ def kind_of(cap: Cap | None) -> Kind:
 
 
 def metadata_of(data: bytes) -> dict[str, Any]:
-    """Return the JSON object in data (UTF-8); an empty one if there is none, or it is too large."""
+    """Return the JSON object in UTF-8 data; an empty one if the data is too large or no JSON object."""
     if len(data) > MAX_METADATA_BYTES:
         return {}
     try:
         found = json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError):  # RecursionError: nested too deeply
+    except (ValueError, RecursionError):  # RecursionError: the JSON is nested too deeply
         return {}
     return found if isinstance(found, dict) else {}
 
 
 def check_listing_limits(limits: ListingLimits | None) -> None:
-    """Raise UsageError unless these are limits of a directory."""
+    """Raise UsageError if ``limits`` is neither a ``ListingLimits`` nor None."""
     check_kind(limits, (ListingLimits, type(None)), "limits", "a ListingLimits")
 
 
@@ -150,9 +153,9 @@ async def read_listing(
         known: see ``unpack``.
 
     Raises:
-        CapError: the cap does not read a directory.
-        DirectoryError: it is damaged, or beyond the limits.
-        PipegridError: the grid could not fetch it.
+        CapError: the cap cannot read a directory.
+        DirectoryError: the directory is damaged, or exceeds the limits.
+        PipegridError: the directory could not be fetched from the grid.
     """
     check_listing_limits(limits)
     limits = limits or ListingLimits()
@@ -164,9 +167,9 @@ async def read_packed(grid: ReadsFiles, cap: DirectoryCap, limits: ListingLimits
     Fetch a directory, and return its bytes; see ``unpack``.
 
     Raises:
-        CapError: the cap does not read a directory.
-        DirectoryError: it is beyond the limits.
-        PipegridError: the grid could not fetch it.
+        CapError: the cap cannot read a directory.
+        DirectoryError: the directory exceeds the limits.
+        PipegridError: the directory could not be fetched from the grid.
     """
     file = cap.file
     if kind_of(cap) != "directory":
@@ -178,7 +181,7 @@ async def read_packed(grid: ReadsFiles, cap: DirectoryCap, limits: ListingLimits
         return file.data
     if isinstance(file, ChkCap) and file.size > limits.directory_bytes:
         raise _too_large(limits)
-    # The size of a mutable directory is not known in advance.
+    # The size of a mutable directory is not known in advance; one more byte shows that it is too large.
     return await grid.read(file, 0, limits.directory_bytes + 1)
 
 
@@ -191,15 +194,15 @@ def unpack(
     """
     Parse the bytes of a directory.
 
-    Children that an immutable directory must not have are left out; if several have one name, the last
-    counts.
+    Children that an immutable directory must not have are left out. If several children have the same name,
+    the last one counts.
 
     Args:
-        known: entries of the same directory, by cap and by their bytes, which are not parsed again; they are
-            replaced by those that it has now.
+        known: entries of an earlier version, read with the same cap, by their bytes. Entries with the same
+            bytes are reused without parsing. The dictionary is then filled with the present entries.
 
     Raises:
-        DirectoryError: they are damaged, or beyond the limits.
+        DirectoryError: the directory is damaged, or exceeds the limits.
     """
     limits = limits or ListingLimits()
     if len(data) > limits.directory_bytes:
@@ -229,9 +232,10 @@ def _entries(
 
 
 def _entry(stored: bytes, position: int, file: Cap, limits: ListingLimits) -> Entry | None:
-    """Return an entry; None: an immutable directory may not have it."""
+    """Return a parsed entry; None: an immutable directory must not have this child."""
     name, cap_text, rw_data, metadata = entry_texts(stored, position)
-    # A character has at most four bytes, so most names need not be encoded to check their length.
+    # A character has at most four bytes in UTF-8, so the length of most names can be checked without encoding
+    # them.
     if 4 * len(name) > limits.name_bytes < len(name.encode("utf-8")):
         raise DirectoryError(
             f"an entry of this directory has a name of more than {limits.name_bytes} bytes, which "

@@ -1,4 +1,6 @@
-"""Directories as sessions see them: cached for a few seconds, with the changes of this gateway."""
+"""
+Directories as gateway sessions see them: cached for a few seconds, including this gateway's own changes.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,16 @@ from pipegrid.tree.directory_reading import ENTRY_BYTES, Entry, read_listing
 from pipegrid.tree.tree_grid import Grid
 
 FRESH_S = 3.0
-"""How long a mutable directory is cached, while other clients may change it."""
+"""How long a mutable directory is cached; changes by other clients may be seen this late."""
 
 LISTED_S = 0.5
-"""The same for a client that lists a directory."""
+"""How long a mutable directory is cached for a client that lists it."""
 
 KEPT_BYTES = 24 << 20
-"""Memory for all views except the largest: each use of a huge directory uses those above it, too."""
+"""
+Maximum memory for all views except the largest one: a huge directory must not displace those above it, which
+are also needed.
+"""
 
 _MOST_SIZES = 10_000
 _SIZES_AT_ONCE = 16
@@ -36,10 +41,11 @@ class DirectoryView:
     The cached content of a directory.
 
     Attributes:
-        entries: by name.
-        read_at: when they were read, in seconds of the clock.
-        storage_index: of the directory.
-        stored: the entries as they were read, by their bytes: when it is read again, they are not parsed
+        entries: the entries by name.
+        read_at: when reading began, in seconds of the clock.
+        memory_bytes: the approximate memory of the entries.
+        storage_index: the storage index of the directory.
+        stored: the entries as they were read, by their bytes, so that the next read need not parse them
             again.
     """
 
@@ -51,7 +57,7 @@ class DirectoryView:
     _names: list[str] | None = None
 
     def after(self, name: str | None) -> Iterator[Entry]:
-        """Return the entries after a name, in the order of names; None: all."""
+        """Return the entries after a name, in the order of names; if the name is None, return all."""
         if self._names is None:
             self._names = sorted(self.entries)
         start = 0 if name is None else bisect_right(self._names, name)
@@ -59,7 +65,7 @@ class DirectoryView:
         return (entries[each] for each in names[start:] if each in entries)
 
     def change(self, name: str, entry: Entry | None) -> None:
-        """Record the present entry of a name."""
+        """Record the new entry of a name; None: the name was removed."""
         if (name in self.entries) is (entry is None):
             self._names = None
         if entry is None:
@@ -70,7 +76,7 @@ class DirectoryView:
 
 @attrs.define(eq=False)
 class _Reading:
-    """A directory that is being read, and the changes made in it meanwhile."""
+    """A read of a directory that is running, and changes made in the directory meanwhile."""
 
     waiters: Waiters[DirectoryView] = attrs.field(factory=Waiters)
     changes: dict[str, Entry | None] = attrs.field(factory=dict)
@@ -78,7 +84,7 @@ class _Reading:
 
 class DirectoryViews:
     """
-    The directories of a grid that sessions use, by their caps.
+    The cached directories that sessions of a gateway use, by their caps.
 
     Args:
         grid: an open grid.
@@ -92,11 +98,11 @@ class DirectoryViews:
 
     async def view(self, cap: DirectoryCap, fresh_s: float = FRESH_S) -> DirectoryView:
         """
-        Return a directory, read again if the last read is older than ``fresh_s``.
+        Return the view of a directory, which is read again if it is mutable and older than ``fresh_s``.
 
         Raises:
-            DirectoryError: it is damaged, or beyond the limits.
-            PipegridError: the grid could not fetch it.
+            DirectoryError: the directory is damaged, or exceeds the limits.
+            PipegridError: the directory could not be fetched from the grid.
         """
         known = self._views.get(cap)
         if known is not None:
@@ -108,7 +114,7 @@ class DirectoryViews:
         waiting = reading.waiters.wait()
         if cap not in self._reading:
             self._reading[cap] = reading
-            # A session that ends does not cancel a read that others wait for.
+            # The read is not cancelled when a session ends, since other sessions may wait for it.
             Deferred.fromCoroutine(self._read(cap, reading))
         return await waiting
 
@@ -145,11 +151,13 @@ class DirectoryViews:
         return max((view.memory_bytes for view in self._views.values()), default=0)
 
     def changed(self, cap: DirectoryCap, name: str, entry: Entry | None) -> None:
-        """Record what this gateway has stored under a name of a directory; None: it was removed."""
+        """
+        Record the entry that this gateway has stored under a name of a directory; None: the name was removed.
+        """
         index = cap.storage_index
         for other in [each for each, view in self._views.items() if view.storage_index == index]:
             if other != cap:
-                del self._views[other]  # another cap, which may reveal other caps of children
+                del self._views[other]  # a view by another cap may reveal other caps of children
         if cap in self._reading:
             self._reading[cap].changes[name] = entry
         view = self._views.get(cap)
@@ -158,30 +166,30 @@ class DirectoryViews:
             view.memory_bytes += ENTRY_BYTES if entry is not None else 0
 
     def forget(self, cap: DirectoryCap) -> None:
-        """Read a directory again when it is used: the cached content may be wrong."""
+        """Drop a view that may be wrong; the directory is read again when it is used."""
         self._views.pop(cap, None)
 
     def made(self, cap: DirectoryCap) -> None:
-        """Record a directory that was created empty."""
+        """Record a directory that this gateway has created, which is empty."""
         now = self._grid.clock.seconds()
         self._views[cap] = DirectoryView({}, now, ENTRY_BYTES, cap.storage_index)
         self._shrink()
 
-    # The caps of mutable files do not contain their sizes, so servers are queried.
+    # Caps of mutable files do not contain the file size, so servers must be queried.
 
     async def size(self, cap: Cap | None) -> int | None:
-        """Return the size of a file; None: it is unknown, or this is not a file."""
+        """Return the size of a file; None: the size is unknown, or the cap is not that of a file."""
         try:
             return await self.present_size(cap)
         except PipegridError:
-            return None  # a failure is reported when the file is opened
+            return None  # opening the file will report the failure
 
     async def present_size(self, cap: Cap | None) -> int | None:
         """
-        Return the size of a file; None: this is not a file.
+        Return the size of a file; None: the cap is not that of a file.
 
         Raises:
-            PipegridError: no server returned it.
+            PipegridError: no server returned the size.
         """
         if isinstance(cap, (ChkCap, LitCap)):
             return cap.size
@@ -202,7 +210,10 @@ class DirectoryViews:
             self._sizes.popitem(last=False)
 
     async def learn_sizes(self, entries: list[Entry]) -> None:
-        """Query the sizes of the mutable files among these entries, some at a time."""
+        """
+        Query and cache the sizes of the mutable files among these entries, at most ``_SIZES_AT_ONCE`` at the
+        same time.
+        """
         caps = iter([entry.cap for entry in entries if isinstance(entry.cap, MutableCap)])
 
         async def ask() -> None:
@@ -215,13 +226,13 @@ class DirectoryViews:
 
 
 def entry_of(name: str, cap: FileCap | DirectoryCap, metadata: Mapping[str, Any]) -> Entry:
-    """Return the entry of a child that was linked."""
+    """Return the entry that a directory has for a child after it was linked."""
     read_cap = cap.readonly()
     write_cap = cap if cap != read_cap else None
     return Entry(name, read_cap, write_cap, json.dumps(metadata).encode("ascii"))
 
 
 def described(entry: Entry, changes: Mapping[str, Any]) -> Entry:
-    """Return an entry with some keys of its metadata set."""
+    """Return a copy of an entry with some keys of its metadata set."""
     metadata = {**entry.metadata, **changes}
     return entry._replace(metadata_json=json.dumps(metadata).encode("ascii"))

@@ -1,4 +1,4 @@
-"""Extended metadata of a backup: attributes, access control lists, hard links, holes, names of owners."""
+"""Extended metadata in backups: attributes, access control lists, hard links, holes, and names of owners."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-# The stored form. An entry has these keys under ``pipegrid`` only if there is something to keep, so a tree
-# without extended metadata has the same cap with and without it:
+# The stored form of extended metadata. An entry has these keys under ``pipegrid`` only if there is something
+# to store, so a tree in which no entry has extended metadata has the same cap whether or not extended
+# metadata was requested:
 #
 #     "xattrs": {"user.comment": "aGVsbG8="}   names percent-encoded, values in base64
 #     "xattrs_left_out": 1                     attributes that are too large, or could not be read
 #     "hard_link": "0123456789abcdef"          the same for all names of one file
 #     "sparse": true                           the file had holes
 #
-# Access control lists are the attributes in which Linux keeps them. The metadata of the root of a run has the
-# names of owners, as ``users`` and ``groups``: {"1000": "alice"}.
+# Linux keeps access control lists in attributes. The metadata of the root of a run has the names of owners,
+# as ``users`` and ``groups``: {"1000": "alice"}.
 #
-# The identifier of a hard link follows from the path of the first name. A restore compares it, and derives
-# nothing else from it: so no tree can make it link to a file that is not its own.
+# The identifier of a hard link is derived from the path of the first name. A restore only compares
+# identifiers with each other and derives no path from them, so a tree cannot make a restore link to a file
+# outside the tree.
 
 ATTRIBUTES = "xattrs"
 LEFT_OUT = "xattrs_left_out"
@@ -40,19 +42,24 @@ DEFAULT_LIST = "system.posix_acl_default"
 
 MAX_ATTRIBUTES = 256
 MAX_ATTRIBUTE_BYTES = 32 << 10
-"""Of one entry, names and values together; in base64 they fit into the metadata that readers accept."""
+"""
+Maximum for one entry, names and values together; in base64 they fit into the metadata that readers accept.
+"""
 
 MAX_OWNERS = 100
-"""Users, and groups, whose names a run has; others have only their numbers."""
+"""Maximum number of users, and of groups, whose names a run stores; of others, only numbers are stored."""
 
 MAX_HARD_LINKS = 500_000
-"""Files with more names to come, of which a run knows that they are one file; further names are files."""
+"""
+Maximum number of hard-linked files of which the walk has not met all names; names of further ones are stored
+as separate files.
+"""
 
 HOLE_BYTES = 4096
 
 _MAX_NAME_BYTES = 255
 _MAX_OWNER_CHARACTERS = 256
-_MAX_ID = (1 << 32) - 2  # the last one means "do not change"
+_MAX_ID = (1 << 32) - 2  # the largest number means "do not change"
 _BY_POLICY = (
     "security.selinux",
     "security.ima",
@@ -60,7 +67,10 @@ _BY_POLICY = (
     "security.SMACK64",
     "security.apparmor",
 )
-"""Set by the policy of the system when a file is created; they belong to the machine, not to the file."""
+"""
+The system sets these attributes by its policy when a file is created; they belong to the machine, not to the
+file.
+"""
 
 _UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
 
@@ -70,10 +80,11 @@ _UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
 
 def read_extended(at: int | str, found: os.stat_result) -> dict[str, Any]:
     """
-    Return the stored form of the attributes and holes of a file, directory or link; empty if it has none.
+    Return the stored form of the attributes and holes of a file, directory or link; empty if there are none.
 
     Args:
-        at: a descriptor, which is at position 0 afterwards; or a path, whose last link is not followed.
+        at: an open descriptor, which is set to position 0; or a path, at the end of which no link is
+            followed.
     """
     extended = _read_attributes(at)
     if isinstance(at, int) and stat.S_ISREG(found.st_mode) and has_holes(at, found):
@@ -97,7 +108,7 @@ def _read_attributes(at: int | str) -> dict[str, Any]:
         try:
             value = os.getxattr(at, name, follow_symlinks=follow)
         except OSError as error:
-            left_out += error.errno != errno.ENODATA  # it was removed just now
+            left_out += error.errno != errno.ENODATA  # the attribute was removed meanwhile
             continue
         raw = os.fsencode(name)
         if len(stored) >= MAX_ATTRIBUTES or size + len(raw) + len(value) > MAX_ATTRIBUTE_BYTES:
@@ -110,7 +121,7 @@ def _read_attributes(at: int | str) -> dict[str, Any]:
 
 
 def attribute_bytes(ours: Mapping[str, Any] | None) -> int:
-    """Return about how many bytes the stored attributes of an entry take."""
+    """Return the approximate size of the stored attributes of an entry in bytes."""
     attributes = ours.get(ATTRIBUTES) if ours else None
     return (
         sum(len(name) + len(value) + 8 for name, value in attributes.items()) if attributes else 0
@@ -121,7 +132,7 @@ def has_holes(fd: int, found: os.stat_result) -> bool:
     """
     Return whether an open file has holes: blocks of zeros that take no space.
 
-    A file that a file system has compressed takes less space as well, but has none.
+    A compressed file also takes less space than its size, but has no holes, so the space alone is not enough.
     """
     if found.st_blocks * 512 + HOLE_BYTES > found.st_size:
         return False
@@ -135,20 +146,24 @@ def has_holes(fd: int, found: os.stat_result) -> bool:
 
 class HardLinks:
     """
-    The files of one run that have several names.
+    The files with several names that one run has met.
 
     Attributes:
-        left_out: names that are stored as files of their own, since there were too many.
+        left_out: number of names that are stored as separate files, since there were too many hard-linked
+            files.
     """
 
     def __init__(self) -> None:
         self._open: dict[
             tuple[int, int], list[Any]
-        ] = {}  # identifier, and names that are still to come
+        ] = {}  # by device and inode: identifier, and number of names not met yet
         self.left_out = 0
 
     def identifier(self, found: os.stat_result, path: str) -> str | None:
-        """Return the identifier of a file with several names, the same for each; None: it is not known."""
+        """
+        Return the identifier of a file with several names, the same for each name; None: there are too many
+        files.
+        """
         key = (found.st_dev, found.st_ino)
         known = self._open.get(key)
         if known is None:
@@ -165,14 +180,14 @@ class HardLinks:
 
 
 class OwnerNames:
-    """The owners of the files of one run, and of their access control lists."""
+    """The owners of the files of one run, including users and groups in access control lists."""
 
     def __init__(self) -> None:
         self.users: set[int] = set()
         self.groups: set[int] = set()
 
     def add(self, found: os.stat_result, extended: Mapping[str, Any] | None) -> None:
-        """Add the owners of a file."""
+        """Add the owner and group of a file, and those in its access control lists."""
         if len(self.users) < 10 * MAX_OWNERS:
             self.users.add(found.st_uid)
         if len(self.groups) < 10 * MAX_OWNERS:
@@ -185,8 +200,8 @@ class OwnerNames:
 
     def stored(self) -> tuple[dict[str, Any], int]:
         """
-        Return the stored form of their names, and how many names are left out; asks the system, which may
-        take long.
+        Return the stored form of the owners' names, and how many owners exceed the limit. This asks the
+        system, which may take long.
         """
         users, more_users = _named(self.users, lambda number: pwd.getpwuid(number).pw_name)
         groups, more_groups = _named(self.groups, lambda number: grp.getgrgid(number).gr_name)
@@ -199,14 +214,15 @@ def _named(numbers: set[int], ask: Callable[[int], str]) -> tuple[dict[str, str]
     for number in sorted(numbers)[:MAX_OWNERS]:
         try:
             name = ask(number)
-        except (KeyError, OverflowError, OSError):  # it has no name
+        except (KeyError, OverflowError, OSError):  # this number has no name
             continue
         if name.isprintable() and len(name) <= _MAX_OWNER_CHARACTERS:
             named[str(number)] = name
     return named, max(0, len(numbers) - MAX_OWNERS)
 
 
-# Access control lists: a version, and entries of a kind, permissions and the number of a user or group.
+# A stored access control list has a version, and entries of a kind, permissions, and the number of a user or
+# group.
 
 _LIST_HEAD = struct.Struct("<I")
 _LIST_ENTRY = struct.Struct("<HHI")
@@ -229,7 +245,7 @@ def _listed_owners(value: bytes) -> Iterator[tuple[bool, int]]:
 
 
 def with_owners(value: bytes, user: Callable[[int], int], group: Callable[[int], int]) -> bytes:
-    """Return an access control list with other numbers of users and groups; others are unchanged."""
+    """Return an access control list with the numbers of its users and groups mapped by the functions."""
     entries = [
         (kind, bits, user(number) if kind == _USER else group(number) if kind == _GROUP else number)
         for kind, bits, number in _list_entries(value)
@@ -240,12 +256,12 @@ def with_owners(value: bytes, user: Callable[[int], int], group: Callable[[int],
 
 
 def group_bits(value: bytes) -> int:
-    """Return the permissions that an access control list grants to the group of the owner."""
+    """Return the permissions that an access control list grants to the file's owning group."""
     bits = {kind: bits & 7 for kind, bits, _ in _list_entries(value)}
     return bits.get(_OWNING_GROUP, 0) & bits.get(_MASK, 7)
 
 
-# Parsing what a grid says, which is untrusted input.
+# Parsing of metadata from a grid, which is untrusted input.
 
 
 class StoredMetadata(NamedTuple):
@@ -253,11 +269,11 @@ class StoredMetadata(NamedTuple):
     The extended metadata of an entry.
 
     Attributes:
-        attributes: names and values.
-        left_out: attributes that were not stored, or that make no sense.
+        attributes: pairs of name and value.
+        left_out: number of attributes that were not stored, or are malformed.
         hard_link: the identifier of a file with several names.
-        sparse: the file had holes.
-        user, group: numbers of its owner.
+        sparse: whether the file had holes.
+        user, group: numbers of the owner and group.
     """
 
     attributes: tuple[tuple[str, bytes], ...] = ()
@@ -270,11 +286,11 @@ class StoredMetadata(NamedTuple):
 
 def stored_metadata(metadata: Mapping[str, Any], ours: Any) -> StoredMetadata:
     """
-    Return the extended metadata of an entry; a value that makes no sense is ignored.
+    Return the extended metadata of an entry; malformed values are ignored.
 
     Args:
-        metadata: of the entry.
-        ours: what PipeGrid has stored in it, perhaps nothing.
+        metadata: the metadata of the entry.
+        ours: the value of PipeGrid's key in the metadata; None if the key is missing.
     """
     user, group = _number(metadata.get("st_uid")), _number(metadata.get("st_gid"))
     if not isinstance(ours, dict) or ours.keys().isdisjoint(
@@ -291,7 +307,7 @@ def stored_metadata(metadata: Mapping[str, Any], ours: Any) -> StoredMetadata:
 
 
 def _parse_attributes(given: Any) -> tuple[tuple[tuple[str, bytes], ...], int]:
-    """Return attributes, and the number of those that make no sense."""
+    """Return the valid attributes, and the number of malformed ones."""
     if not isinstance(given, dict):
         return (), 1
     found: list[tuple[str, bytes]] = []
@@ -320,10 +336,10 @@ def _parse_attribute(quoted: str, text: Any) -> tuple[bytes, bytes] | None:
 
 def stored_names(ours: Any, key: str) -> dict[int, str]:
     """
-    Return the names of users or groups that the metadata of a run has.
+    Return the names of users or groups in the metadata of a run, by their numbers.
 
     Args:
-        ours: what PipeGrid has stored in it, perhaps nothing.
+        ours: the value of PipeGrid's key in the metadata; None if the key is missing.
         key: ``USERS`` or ``GROUPS``.
     """
     given = ours.get(key) if isinstance(ours, dict) else None
@@ -342,26 +358,26 @@ def _number(value: Any) -> int | None:
     return value if type(value) is int and 0 <= value <= _MAX_ID else None
 
 
-# What was lost, as users read it.
+# Messages about metadata that was lost.
 
 
 class MetadataLosses:
     """The metadata that could not be stored or restored, by kind, such as ``owner``."""
 
     def __init__(self) -> None:
-        self._kinds: dict[str, tuple[int, str, str]] = {}  # how many, the first path, and why
+        self._kinds: dict[str, tuple[int, str, str]] = {}  # entries, first path, reason
 
     def add(self, path: str, kind: str, why: str) -> None:
-        """Count an entry that lost this kind."""
+        """Count an entry that lost this kind of metadata."""
         count, path, why = self._kinds.get(kind, (0, path, why))
         self._kinds[kind] = count + 1, path, why
 
     def counts(self) -> dict[str, int]:
-        """Return how many entries lost each kind."""
+        """Return the number of entries that lost each kind of metadata."""
         return {kind: count for kind, (count, _, _) in self._kinds.items()}
 
     def sentences(self, done: str) -> list[str]:
-        """Return a clause for each kind; ``done`` is what was not done: stored or restored."""
+        """Return a clause for each kind of lost metadata; ``done`` is ``stored`` or ``restored``."""
         return [
             f"{kind}s of {count} {'entry' if count == 1 else 'entries'} not {done} ({why}), "
             f"the first: {path}"

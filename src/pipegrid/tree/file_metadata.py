@@ -1,4 +1,4 @@
-"""A local file's metadata in its directory entry: time, mode, target of a link, and exact name."""
+"""The metadata of a local file in its directory entry: time, mode, target of a link, and exact name."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ KEY = "pipegrid"
 
 _MODE_BITS = 0o7777
 _MAX_BYTES = 64 << 10
-"""Of a name or a link; no system accepts longer ones."""
+"""Maximum for a name or the target of a link; no system accepts longer ones."""
 
 _MAX_NS = 10**9 << 39
-"""17,000 years. ext4 ends in 2446, XFS in 2486, 64 bits of nanoseconds in 2262."""
+"""17,000 years. The times of ext4 end in 2446, those of XFS in 2486, those in 64-bit nanoseconds in 2262."""
 
 
 Modes = Literal["umask", "stored", "exact"]
 """
-Which mode bits a fetched file or directory gets. ``umask``: the permissions that the umask allows.
-``stored``: its permissions and, for directories, the set-group-ID and sticky bits. ``exact``: all bits, also
-those that run a file as the user who fetched it.
+Which mode bits a fetched file or directory gets. ``umask``: its permissions, as limited by the umask.
+``stored``: its permissions and sticky bit and, for directories, the set-group-ID bit. ``exact``: all bits,
+including set-user-ID and set-group-ID for files.
 """
 
 MODES = get_args(Modes)
@@ -39,13 +39,13 @@ MODES = get_args(Modes)
 @attrs.frozen
 class RestoredMetadata:
     """
-    The metadata of a file, directory or link that is restored; None: the entry does not give it.
+    The metadata that is restored for a file, directory or link; None: the entry does not have it.
 
     Attributes:
         mode: the bits that ``Modes`` selects.
-        mtime_ns: when it was changed.
-        link: the target of a symbolic link; None also if it is not one. Never empty, without NUL.
-        name: its exact name, if it differs from the entry's. It may be any bytes.
+        mtime_ns: the modification time in nanoseconds since 1970.
+        link: the target of a symbolic link, not empty and without NUL; None if the entry is not a link.
+        name: the exact name in any bytes, if it differs from the entry's name.
         extended: owner, attributes, hard link and holes; None: they are not restored.
     """
 
@@ -57,7 +57,7 @@ class RestoredMetadata:
 
     @property
     def temporary_mode(self) -> int:
-        """The mode of a directory while it is filled: it admits no more users than the final one."""
+        """The mode of a directory while it is filled: the final mode, with all permissions for the owner."""
         return (0o777 if self.mode is None else self.mode) | stat.S_IRWXU
 
 
@@ -74,26 +74,25 @@ def entry_metadata(
         {"mtime": 1700000000.25, "st_mode": 33188, "st_uid": 1000, "st_gid": 1000,
          "pipegrid": {"mode": 420, "mtime_ns": 1700000000250000000}}
 
-    The first four are as ``tahoe backup`` writes them; ``pipegrid`` holds what restores a file exactly:
+    The first four keys are those of ``tahoe backup``; ``pipegrid`` has what is needed to restore a file
+    exactly:
 
     * ``mode``: permissions, with the set-user-ID, set-group-ID and sticky bits.
-    * ``mtime_ns``: nanoseconds since 1970, which a float cannot hold.
-    * ``link``: the target of a symbolic link. The entry's cap is that of a file whose content is the target,
-      for
-      readers that do not know links.
+    * ``mtime_ns``: nanoseconds since 1970, for which a float is not precise enough.
+    * ``link``: the target of a symbolic link. For readers that do not support links, the entry's cap is that
+      of a file with the target as its content.
     * ``name_quoted``, ``link_quoted``: the bytes of the name or target, percent-encoded, if they are not
-      UTF-8 or
-      not composed (NFC), as names of entries always are.
+      UTF-8 or if the name is not normalized (NFC), as names of entries always are.
 
     ``ctime``, ``st_ino`` and ``st_dev``, which ``tahoe backup`` also writes, are left out: no program can
     restore them, and they change when a disk is restored or a machine restarts. The cap of a directory
-    follows from its bytes, so each such change would give new caps to it and to all directories above it.
-    Without them a tree that was restored and stored again has the same cap.
+    depends on its bytes, so such a change would give new caps to the directory and to all directories above
+    it. Without these keys, a tree that was restored and stored again has the same cap.
 
     Args:
         link: the target of a symbolic link.
-        name: its exact name, if the entry's differs.
-        extended: the stored form of what only backups keep; see ``extended_metadata``.
+        name: the exact name, if the entry's name differs.
+        extended: the stored form of metadata that only backups have; see ``extended_metadata``.
     """
     ours: dict[str, Any] = {"mode": found.st_mode & _MODE_BITS, "mtime_ns": found.st_mtime_ns}
     if link is not None:
@@ -115,9 +114,9 @@ def entry_metadata(
 
 def entry_name(raw: bytes) -> tuple[str, bytes | None]:
     """
-    Return the name of the entry of a file, and the exact name if that differs.
+    Return the entry name for a file name, and the exact name if it differs.
 
-    Entries have names in Unicode's composed form; bytes that are not UTF-8 become U+FFFD.
+    Entry names are normalized (NFC); bytes that are not UTF-8 become U+FFFD.
     """
     name = unicodedata.normalize("NFC", raw.decode("utf-8", "replace"))
     return name, None if name.encode("utf-8") == raw else raw
@@ -132,16 +131,16 @@ def restored(
     umask: int | None = None,
 ) -> RestoredMetadata:
     """
-    Return what can be restored of an entry's metadata. It is untrusted input: a value that makes no sense is
+    Return the metadata of an entry that can be restored. Metadata is untrusted input: malformed values are
     ignored.
 
     Args:
-        modes: which mode bits; see there.
-        extended: how extended metadata is restored; None: not at all.
-        is_file: this is a file, even if the metadata says that it is a directory.
-        umask: of this process, if the caller knows it.
+        modes: which mode bits are restored; see ``Modes``.
+        extended: how extended metadata is restored; None: it is not restored.
+        is_file: whether the entry is a file, even if the metadata says that it is a directory.
+        umask: the umask of this process, if the caller knows it.
 
-    Entries of ``tahoe backup`` have ``st_mode`` and ``mtime``.
+    If the entry was made by ``tahoe backup``, ``st_mode`` and ``mtime`` are used.
     """
     ours = metadata.get(KEY)
     more = None if extended is None else extended.of(metadata, ours)
@@ -191,7 +190,7 @@ def _mode(
 
 
 def _whole(value: Any, least: int, end: int) -> int | None:
-    # JSON's ``true`` is an int in Python.
+    # ``bool`` is a subclass of ``int``, but JSON's ``true`` is no number.
     if type(value) is not int or not least <= value < end:
         return None
     return int(value)

@@ -1,4 +1,7 @@
-"""Which entries of a directory are stored: patterns that exclude, tags, sizes, and lists of paths; pure."""
+"""
+Which entries of a directory are stored, by exclude patterns, tags, sizes, and lists of paths. This module
+does no input or output.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +26,22 @@ VCS = (
     ".jj/",
     "_darcs/",
 )
-"""Where version control keeps what it can fetch again. ``.git`` is a file in some working copies."""
+"""
+Directories of version control, whose content can be fetched again. ``.git`` is a file in some working copies.
+"""
 
 MAX_LISTED = 1_000_000
 MAX_HEADER = 4096
-"""Bytes of a tag's header."""
+"""Maximum bytes of a tag's header."""
 
 
 class DirectoryTag(NamedTuple):
     """
-    A file by which a directory says that its content need not be stored.
+    A file whose presence says that the content of its directory need not be stored.
 
     Attributes:
-        name: of the file.
-        header: what a regular file of this name must begin with; if it is empty, anything of this name will
-            do.
+        name: the name of the file.
+        header: the bytes with which the file must begin; if empty, anything with this name counts.
     """
 
     name: str
@@ -50,21 +54,21 @@ CACHES = DirectoryTag("CACHEDIR.TAG", b"Signature: 8a477f597d28d172789f06886806b
 
 class TreeSelection:
     """
-    Decides for one walk through a directory.
+    Decides which entries one walk through a directory stores.
 
-    Paths are relative to the directory, with ``/``, as Python decodes names (bytes that are not text become
-    surrogates). Patterns are those of gitignore, in the directory itself: see ``ignore_patterns``. Excluded
-    directories are not read, so nothing in them can be included again.
+    Paths are relative to the directory, with ``/``, and decoded as Python decodes names (bytes that are not
+    text become surrogates). Patterns have the syntax of a ``.gitignore`` in the directory: see
+    ``ignore_patterns``. Excluded directories are not read, so no pattern can include anything in them.
 
     Args:
-        exclude: patterns of what is left out; the last that matches decides.
-        only: paths of what is stored, directories with all their content; None: everything.
-        tags: of a directory that has one of these, only itself and the tag are stored, as in restic.
-        max_file_bytes: larger files are left out; None: none is.
+        exclude: patterns of entries to leave out; the last matching pattern decides.
+        only: paths of entries to store, directories with all their content; None: store everything.
+        tags: if a directory contains one of these, only the directory and the tag are stored, as in restic.
+        max_file_bytes: larger files are left out; None: no limit.
 
     Attributes:
-        excluded: number of entries left out, directories as one each. What ``only`` does not list is not
-            counted.
+        excluded: number of entries left out; an excluded directory counts as one. Entries not listed in
+            ``only`` are not counted.
 
     Raises:
         UsageError: a pattern or path is malformed, or there are too many.
@@ -98,30 +102,33 @@ class TreeSelection:
 
     @property
     def unmet(self) -> list[str]:
-        """Selected paths that the walk has not met, and no excluded directory is above: they do not exist."""
+        """
+        Paths of ``only`` that do not exist: the walk has not met them, and they are not in an excluded
+        directory.
+        """
         return sorted(path for path in self._unmet if not self._is_below(path, self._shut))
 
     @property
     def unmatched(self) -> list[str]:
-        """Patterns that matched nothing; excluded directories are not searched."""
+        """Patterns that matched nothing; entries in excluded directories are not compared."""
         patterns = self._patterns
         return [each for number, each in enumerate(self._exclude) if not patterns.has_met(number)]
 
     def may_take(self, path: str) -> bool:
-        """Whether something may be stored, of which only the name is known yet."""
+        """Return whether an entry may be stored, as far as its name alone decides."""
         if self._leaves_out(path, None):
             return False
         return self._wanted is None or self._is_wanted(path, True)
 
     def takes(self, path: str, is_directory: bool) -> bool:
-        """Whether something is stored, or at least entered."""
+        """Return whether an entry is stored, or is a directory that is entered."""
         self._unmet.discard(path)
         if self._leaves_out(path, is_directory):
             return False
         return self._wanted is None or self._is_wanted(path, is_directory)
 
     def takes_size(self, size: int) -> bool:
-        """Whether a file of this many bytes is stored."""
+        """Return whether a file of this many bytes is stored; otherwise, count it as excluded."""
         if self.max_file_bytes is None or size <= self.max_file_bytes:
             return True
         self.excluded += 1
@@ -134,7 +141,7 @@ class TreeSelection:
         return True
 
     def leave_out(self, path: str) -> None:
-        """Something is left out, for a reason that the walk has found."""
+        """Record that an entry is left out, because of a tag or a pattern."""
         if self._wanted is None or self._is_wanted(path, True):
             self.excluded += 1
         self._unmet.discard(path)
@@ -177,14 +184,14 @@ def directory_tag(text: str) -> DirectoryTag:
 
 def paths_below(directory: str, lines: Iterable[str]) -> list[str]:
     """
-    Return the paths of a list for ``--files-from``, relative to the directory; empty lines are ignored.
+    Return the paths of a list for ``--files-from``, relative to a directory; empty lines are ignored.
 
     Args:
-        directory: absolute, normalised.
-        lines: paths relative to it, or absolute.
+        directory: an absolute, normalized path.
+        lines: absolute paths, or paths relative to the directory.
 
     Raises:
-        UsageError: one is not below it.
+        UsageError: a path is not below the directory.
     """
     found = []
     for path in filter(None, lines):
@@ -201,13 +208,14 @@ def paths_below(directory: str, lines: Iterable[str]) -> list[str]:
 
 def paths_below_each(directories: Sequence[str], lines: Sequence[str]) -> dict[str, list[str]]:
     """
-    Return the paths of a list for each of these directories, relative to it; see ``paths_below``.
+    Return, for each of these directories, the paths of a list that are below it; see ``paths_below``.
 
     Args:
-        directories: absolute, normalised, none below another. With several, all paths must be absolute.
+        directories: absolute, normalized paths, none below another. With several, all paths of the list must
+            be absolute.
 
     Raises:
-        UsageError: a path is not below one, or relative to several.
+        UsageError: a path is not below any of the directories, or is relative though there are several.
     """
     if len(directories) == 1:
         return {directories[0]: paths_below(directories[0], lines)}

@@ -1,4 +1,4 @@
-"""Paths on a grid: a directory's cap or alias, and names below it."""
+"""Paths on a grid: a directory's cap or an alias, followed by names below that directory."""
 
 from __future__ import annotations
 
@@ -24,18 +24,21 @@ from pipegrid.tree.directory_reading import (
 )
 
 KEPT_BYTES = 32 << 20
-"""Memory for the directories that a ``PathFinder`` keeps; further directories are read for each path."""
+"""
+Maximum memory for the directories that a ``PathFinder`` caches; if it is full, further directories are read
+for each path.
+"""
 
 
 class PathEnd(NamedTuple):
     """
-    What a path leads to.
+    The object at the end of a path.
 
     Attributes:
-        cap: that reads it; None if only its write cap is stored.
-        names: from the root; empty for the root itself.
-        metadata_json: of its entry.
-        best: the cap that grants most, if the path reveals one that does more than read.
+        cap: the read cap of the object; None if only its write cap is stored.
+        names: the names from the root; empty for the root itself.
+        metadata_json: the metadata of the object's entry.
+        best: the cap that grants most, if the path reveals one that grants more than reading.
     """
 
     cap: Cap | None
@@ -44,12 +47,12 @@ class PathEnd(NamedTuple):
     best: Cap | None = None
 
     def __repr__(self) -> str:
-        """Without the metadata and the write cap: logs contain it."""
+        """Return a text for logs, without the metadata and the write cap."""
         return f"PathEnd({self.cap!r}, {self.names!r}, ...)"
 
     @property
     def kind(self) -> Kind:
-        """What it is according to ``cap``; see ``kind_of``."""
+        """The kind of the object according to ``cap``; see ``kind_of``."""
         return kind_of(self.cap)
 
 
@@ -58,22 +61,22 @@ def parse(text: str, aliases: Mapping[str, str] | None = None) -> tuple[str, tup
     Parse a path.
 
         URI:DIR2-CHK:...            the directory itself
-        URI:DIR2-CHK:.../a/b        below it
-        URI:DIR2-CHK:...:./a/b      the same
-        home:a/b                    below the directory of the alias ``home``
+        URI:DIR2-CHK:.../a/b        a path below the directory
+        URI:DIR2-CHK:...:./a/b      the same path
+        home:a/b                    a path below the directory of the alias ``home``
 
-    Names are composed (NFC) and case-sensitive. ``.`` and ``..`` are ordinary names. There are no escapes: a
-    name with a slash cannot be part of a path. One slash at the end is ignored; an empty name is an error.
+    Names are normalized (NFC) and case-sensitive. ``.`` and ``..`` are ordinary names. There are no escapes:
+    a name with a slash cannot be part of a path. One slash at the end is ignored; an empty name is an error.
 
     Args:
         text: the path, perhaps inside a web address or quotes; see ``core.text``.
         aliases: caps of directories by name.
 
     Returns:
-        the text of the root's cap, which may be malformed, and the names.
+        the text of the root's cap, which may be malformed, and the names below the root.
 
     Raises:
-        UsageError: a name is empty, or there is no such alias.
+        UsageError: a name is empty, or the alias does not exist.
     """
     text = as_pasted(text)
     if text.startswith(CAP_STARTS):
@@ -106,7 +109,7 @@ def parse_here(text: str, directory: Path) -> tuple[str, tuple[str, ...]]:
     Parse a path that may begin with an alias of a client's directory; see ``parse``.
 
     Raises:
-        UsageError: it is not a path, there is no such alias, or the aliases cannot be read.
+        UsageError: the text is not a path, the alias does not exist, or the aliases cannot be read.
     """
     text = as_pasted(text)
     return parse(text, None if text.startswith(CAP_STARTS) else read_aliases(directory))
@@ -114,7 +117,7 @@ def parse_here(text: str, directory: Path) -> tuple[str, tuple[str, ...]]:
 
 def check_may_be_aliases(paths: Iterable[str]) -> None:
     """
-    Check that aliases are available, if a path begins with one.
+    Check that the user has a client directory if a path begins with an alias.
 
     Raises:
         UsageError: a path begins with an alias, and the user has no client directory.
@@ -129,10 +132,10 @@ def check_may_be_aliases(paths: Iterable[str]) -> None:
 
 def is_on_servers(path: str) -> bool:
     """
-    Return whether a path begins with the cap of something that only servers can hold; literal caps do not.
+    Return whether a path begins with a cap of an object on servers, which a literal cap is not.
 
     Raises:
-        CapError: that cap is damaged.
+        CapError: the cap is damaged.
     """
     root = as_pasted(path).partition("/")[0].removesuffix(":.")
     if not root.startswith(CAP_STARTS):
@@ -143,10 +146,10 @@ def is_on_servers(path: str) -> bool:
 
 def names_of(path: str) -> tuple[str, ...]:
     """
-    Return the names in the rest of a path, after its root.
+    Return the names in the part of a path that follows its root.
 
     Raises:
-        UsageError: one is empty.
+        UsageError: a name is empty.
     """
     path = path.removesuffix("/")
     if not path:
@@ -160,7 +163,7 @@ def names_of(path: str) -> tuple[str, ...]:
 
 
 def has_path(text: str) -> bool:
-    """Return whether text is more than a cap: a cap followed by names, or an alias."""
+    """Return whether text begins with an alias, or is a cap followed by names."""
     text = as_pasted(text)
     if text.startswith(CAP_STARTS):
         return "/" in text
@@ -181,29 +184,29 @@ async def resolve(
     limits: ListingLimits | None = None,
 ) -> PathEnd:
     """
-    Return what a path leads to; each name takes one listing.
+    Return the object at the end of a path; one directory is read for each name.
 
     Args:
         grid: an open grid.
-        root: the cap of a directory; without names, of anything.
-        names: below it.
+        root: the cap of a directory; if there are no names, any cap.
+        names: the names below the root.
 
     Raises:
         CapError: the root is not a well-formed cap.
         NoSuchChild: a name does not exist, or is below a file.
-        DirectoryError: a directory of the path is damaged, or beyond the limits.
-        PipegridError: the grid could not fetch it.
+        DirectoryError: a directory of the path is damaged, or exceeds the limits.
+        PipegridError: a directory could not be fetched from the grid.
     """
     return await PathFinder(grid, limits).resolve(root, names)
 
 
 class PathFinder:
     """
-    Follows many paths; a directory that several paths share is read once, and not again if it changes.
+    Follows many paths. A directory that several paths share is read only once, so later changes are not seen.
 
     Args:
         grid: an open grid.
-        limits: of each directory.
+        limits: the limits of each directory.
     """
 
     def __init__(self, grid: ReadsFiles, limits: ListingLimits | None = None) -> None:
@@ -214,7 +217,9 @@ class PathFinder:
         self._reading: dict[DirectoryCap, Waiters[dict[str, Entry]]] = {}
 
     async def resolve(self, root: str | Cap, names: Sequence[str] = ()) -> PathEnd:
-        """Return what a path leads to; arguments and errors as for ``resolve`` of this module."""
+        """
+        Return the object at the end of a path; arguments and errors are those of the function ``resolve``.
+        """
         place = PathEnd(as_cap(root))
         for depth, name in enumerate(names):
             directory = place.best or place.cap
@@ -242,7 +247,7 @@ class PathFinder:
         return place
 
     async def _entries(self, directory: DirectoryCap) -> dict[str, Entry]:
-        """Return the entries of a directory by name; callers that ask while it is read share that read."""
+        """Return the entries of a directory by name; simultaneous calls share one read."""
         if directory in self._kept:
             return self._kept[directory]
         if directory in self._reading:
@@ -264,5 +269,5 @@ class PathFinder:
 
 
 def shown(names: Sequence[str]) -> str:
-    """Return a path without its root, as a terminal can show it."""
+    """Return a path without its root, as printable text for messages."""
     return printable("/".join(names))

@@ -1,4 +1,7 @@
-"""Patterns of gitignore, which decide as git does in time linear in the length of a path; pure."""
+"""
+Patterns of gitignore with the same results as git, in time linear in the length of a path. This module does
+no input or output.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,22 @@ from pipegrid.errors import UsageError
 MAX_PATTERNS = 10_000
 MAX_PATTERN = 4096
 MAX_PATTERN_BYTES = 1 << 20
-"""Of all patterns together: every byte of a path costs a few operations on integers of that many bits."""
+"""
+Maximum for all patterns together: each byte of a path costs a few operations on integers with about one bit
+per byte of patterns.
+"""
 
 _MAX_STATES = 1024
 _SLASH = 0x2F
 _SPECIAL = b"*?[\\"
 
-# Tokens: a set of bytes, as an integer of 256 bits; or one of these.
+# A token of a pattern is a set of bytes, as an integer of 256 bits, or one of the values below.
 _STAR = -1
-"""Any bytes but slashes."""
+"""Matches any bytes except slashes."""
 _REST = -2
 """Any bytes."""
 _LEVELS = -3
-"""No directory, or any number of them, each with its slash."""
+"""Matches any number of directories, including none, each with a slash."""
 
 _ALL = (1 << 256) - 1
 _NO_SLASH = _ALL & ~(1 << _SLASH)
@@ -33,28 +39,30 @@ class IgnorePatterns:
     """
     An ordered list of gitignore patterns; the last one that matches decides.
 
-    All patterns are one automaton, whose state is one integer: a bit for each position in each pattern. One
-    byte of a path moves all bits at once, so no pattern can take more time than its length, as ``*a*a*a*b``
-    does with regular expressions. An accepting bit is higher than those of all earlier patterns, so the
-    highest one is of the pattern that decides. Paths and names are bytes, as for git: ``?`` is one byte.
+    All patterns together are one automaton, whose state is one integer with a bit for each position in each
+    pattern. Each byte of a path moves all bits in one step, so the time for a pattern is at most proportional
+    to its length, unlike with regular expressions for patterns such as ``*a*a*a*b``. The accepting bit of a
+    pattern is higher than those of all earlier patterns, so the highest accepting bit belongs to the pattern
+    that decides. Paths and names are bytes, as in git: ``?`` matches one byte.
 
-    Git's rules have more cases than its manual says. The bytes of a pattern with a slash are compared as they
-    are up to the first special one, and only the rest is a wildcard expression: ``a/b**`` matches ``a/bc/d``,
-    since ``**`` is at the beginning of that rest.
+    Git's rules have more cases than its manual says. If a pattern has a slash, its bytes before the first
+    special byte are compared literally, and only the rest is a wildcard expression. So ``a/b**`` matches
+    ``a/bc/d``, since ``**`` is at the start of the wildcard expression.
 
     Args:
-        patterns: one for each line, without comments; ``!`` in front means: do not leave out.
+        patterns: one pattern for each line, without comments; a leading ``!`` means: do not leave out.
 
     Attributes:
-        met: a bit for each pattern that matched something, by its number.
+        met: the bit with the number of a pattern is set if the pattern has matched something.
 
     Raises:
-        UsageError: there are too many patterns, or one is too long.
+        UsageError: there are too many patterns, or a pattern is too long.
 
-    The library pathspec makes a regular expression of each pattern: ``*a*a*a*a*b`` takes 6 s for a name of
-    250 bytes, and ``?`` is a character, ``foo**/bar`` does not match ``foo/x/bar``, ``a/**\\/b`` is refused.
+    The library pathspec is not used: it makes a regular expression of each pattern. With it, ``*a*a*a*a*b``
+    takes 6 s for a name of 250 bytes, ``?`` matches a character instead of a byte, ``foo**/bar`` does not
+    match ``foo/x/bar``, and ``a/**\\/b`` is refused.
 
-    Source: ``gitignore(5)``, and what git 2.39 answers (``misc/gitignore_world.py``).
+    Source: ``gitignore(5)``, and the results of git 2.39 (``misc/gitignore_world.py``).
     """
 
     def __init__(self, patterns: Sequence[bytes]) -> None:
@@ -116,20 +124,20 @@ class IgnorePatterns:
 
     def deciding(self, path: bytes, is_directory: bool) -> int | None:
         """
-        Return the number of the pattern that decides about an entry; None: no pattern matches it.
+        Return the number of the pattern that decides about an entry; None: no pattern matches.
 
         Args:
-            path: relative to the directory to which the patterns belong, with ``/``. None of the directories
-                above it is left out.
+            path: relative to the directory of the patterns, with ``/``; no directory above the entry is left
+                out.
         """
         return self._decide(self._matching(path), is_directory)
 
     def leaves_out(self, path: bytes, is_directory: bool | None) -> bool:
         """
-        Return whether an entry is left out, and note in ``met`` which patterns match.
+        Return whether an entry is left out, and record in ``met`` which patterns match.
 
         Args:
-            is_directory: None: it is not known; then, whether it is left out in either case.
+            is_directory: None if unknown: return whether the entry is left out in both cases.
         """
         if not self._ends:
             return False
@@ -144,7 +152,7 @@ class IgnorePatterns:
         return self._leaves_out(found, is_directory)
 
     def has_met(self, number: int) -> bool:
-        """Return whether a pattern has matched something."""
+        """Return whether the pattern with this number has matched something."""
         return bool(self.met >> number & 1)
 
     def _leaves_out(self, found: int, is_directory: bool) -> bool:
@@ -168,7 +176,7 @@ class IgnorePatterns:
     def _matching(self, path: bytes) -> int:
         """Return the accepting bits of all patterns that match a path."""
         if path == self._latest[0]:
-            return self._latest[1]  # a walk asks twice: with the name alone, and knowing what it is
+            return self._latest[1]  # a walk asks twice: before and after it knows the kind
         directory, _, name = path.rpartition(b"/")
         state = self._inside.get(directory)
         if state is None:
@@ -201,7 +209,7 @@ class IgnorePatterns:
         return state | (state & self._skips) << 1
 
     def _move(self, byte: int) -> int:
-        """Return the bits that a byte moves by one."""
+        """Return the bits of the positions from which a byte moves one further."""
         places = self._symbols.get(byte, [])
         move = _bits(places + [bit for bit, members in self._sets if members >> byte & 1])
         self._moves[byte] = move
@@ -210,11 +218,11 @@ class IgnorePatterns:
 
 class _Pattern:
     """
-    One pattern, taken apart.
+    One parsed pattern.
 
     Attributes:
-        tokens: None: it matches nothing.
-        is_of_path: it is compared with the path, not with the name.
+        tokens: the tokens of the pattern; None: the pattern matches nothing.
+        is_of_path: whether the pattern is compared with the whole path, instead of the name.
     """
 
     def __init__(self, pattern: bytes) -> None:
@@ -235,7 +243,7 @@ class _Pattern:
 
 
 def _tokens(text: bytes, of_path: bool) -> list[int] | None:
-    """Return the tokens of a wildcard expression; None: it is malformed, and matches nothing."""
+    """Return the tokens of a wildcard expression; None: the expression is malformed, and matches nothing."""
     tokens: list[int] = []
     at = 0
     while at < len(text):
@@ -272,7 +280,7 @@ def _tokens(text: bytes, of_path: bool) -> list[int] | None:
 
 
 def _set(text: bytes, at: int) -> tuple[int, int]:
-    """Return the bytes of a ``[...]``, and where the pattern continues, -1 if it is malformed."""
+    """Parse a ``[...]``; return its bytes, and the index after it, or -1 if it is malformed."""
     is_inverted = text[at : at + 1] in (b"!", b"^")
     at += is_inverted
     members = before = 0
@@ -319,7 +327,7 @@ def _span(first: int, last: int) -> int:
 
 
 def _bits(places: Sequence[int]) -> int:
-    """Return an integer with these bits."""
+    """Return the integer in which exactly the bits at these places are set."""
     if not places:
         return 0
     data = bytearray(max(places) // 8 + 1)
@@ -346,15 +354,15 @@ _CLASSES = {
     b"upper": _UPPER,
     b"xdigit": _DIGIT | _span(0x41, 0x46) | _span(0x61, 0x66),
 }
-"""In the C locale, whatever the user's: git has its own tables."""
+"""These are the classes of the C locale, even for users of other locales, since git has its own tables."""
 
 
 def patterns_of(data: bytes) -> list[tuple[int, bytes]]:
     """
     Return the patterns of a file in the format of ``.gitignore``, each with its line number.
 
-    Empty lines and those that begin with ``#`` are ignored, as are spaces at the end of a line, except after
-    a backslash, and the carriage returns of Windows.
+    Empty lines and lines that begin with ``#`` are ignored. Spaces at the end of a line (except after a
+    backslash) and carriage returns are removed.
     """
     found = []
     for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):

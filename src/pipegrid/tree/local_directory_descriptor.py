@@ -1,4 +1,4 @@
-"""A local directory held by its descriptor, so that no rename or link redirects writes."""
+"""A local directory held by its identity, so that no rename or link can redirect writes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from pipegrid.disk.atomic_write import part_path
 from pipegrid.disk.part_file import PartFile
 from pipegrid.errors import SinkError
 
-# The directory that was there first, whatever has its name now.
+# A ``DirectoryFd`` always means the directory that had its path at first, even if another one has the path
+# now.
 #
-# In a directory that others may write to, another process can replace a directory by a link after it was
-# checked. So everything is created, named or changed by a descriptor that was verified to be that
-# directory's, and one name, never by a path. A descriptor is open for one step, or for one part file.
+# In a directory that others may write to, another process can replace a subdirectory by a link after it was
+# checked. So every entry is created, renamed or changed by its name and a descriptor that was verified to
+# belong to the right directory, never by a path. A descriptor is open for one step, or as long as one part
+# file.
 
 _FLAGS = os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -26,14 +28,15 @@ class DirectoryFd:
     A directory into which files are written.
 
     Args:
-        identity: its device and inode; by default those of what has its name now.
-        is_new: this run has made it.
+        identity: the device and inode of the directory; by default, of the directory that has the path now.
+        is_new: whether this run has created the directory.
 
     Attributes:
-        is_new: this run has made it, and no part file in it: so no earlier run has left one.
+        is_new: whether this run has created the directory, so that no earlier run can have left a part file
+            in it.
 
     Raises:
-        SinkError: it does not exist.
+        SinkError: the directory does not exist.
     """
 
     def __init__(
@@ -46,7 +49,7 @@ class DirectoryFd:
 
     def check_again(self) -> None:
         """
-        Check it as ``check`` does if an earlier check has failed.
+        Check the directory with ``check``, but only if an earlier check has failed.
 
         Raises:
             SinkError: as for ``check``.
@@ -56,10 +59,10 @@ class DirectoryFd:
 
     def check(self) -> None:
         """
-        Check that the directory still has its name.
+        Check that the path still leads to this directory.
 
         Raises:
-            SinkError: it was moved, removed, or replaced, perhaps by a link.
+            SinkError: the directory was moved, removed, or replaced, perhaps by a link.
         """
         self._is_lost = True
         if self._look() != self._identity:
@@ -68,7 +71,7 @@ class DirectoryFd:
 
     def open(self) -> int:
         """
-        Return a descriptor of it, which the caller closes; never that of a directory that replaced it.
+        Return a descriptor of the directory, never of another one that replaced it. The caller must close it.
 
         Raises:
             SinkError: as for ``check``.
@@ -76,7 +79,7 @@ class DirectoryFd:
         try:
             try:
                 fd = os.open(self.path, os.O_RDONLY | _FLAGS)
-            except PermissionError:  # it may be written to but not listed
+            except PermissionError:  # the directory may be writable but not readable
                 fd = os.open(self.path, getattr(os, "O_PATH", os.O_RDONLY) | _FLAGS)
         except (OSError, ValueError) as error:
             self._is_lost = True
@@ -90,7 +93,7 @@ class DirectoryFd:
 
     @contextmanager
     def entered(self) -> Iterator[int]:
-        """Open it for one step."""
+        """Open the directory for one step; yields its descriptor."""
         fd = self.open()
         try:
             yield fd
@@ -113,14 +116,16 @@ class DirectoryFd:
 
 class DirectoryPartFile(PartFile):
     """
-    A file being written into a directory: see ``PartFile``; a link of its name is replaced, not followed.
+    A file that is being written into a directory: see ``PartFile``; a link with its name is replaced, not
+    followed.
 
     Args:
         home: the directory of the file.
-        path: of the file; its last component is used, the rest is for messages.
-        replace: replace an existing file or link.
-        keeps_mode: the new file gets the permissions of the file that it replaces.
-        inside: what ``home.open`` has returned, if the caller keeps it open as long as the part is.
+        path: the path of the file; only its last component is used, the rest is for messages.
+        replace: whether an existing file or link is replaced.
+        keeps_mode: whether the new file gets the permissions of the file that it replaces.
+        inside: a descriptor from ``home.open``, if the caller keeps it open as long as this file; None: open
+            one.
     """
 
     def __init__(
@@ -152,7 +157,7 @@ class DirectoryPartFile(PartFile):
         self._release()
 
     def publish(self, syncs_name: bool = True) -> None:
-        """Give it its name, if its directory was not replaced."""
+        """Give the file its name, if its directory was not replaced."""
         self._home.check()
         super().publish(syncs_name)
 
@@ -178,24 +183,24 @@ def failed(what: str, path: str, error: Exception) -> SinkError:
     return SinkError(f"cannot {what} {printable(path)}: {reason}")
 
 
-# Replacement of a file or link, which is removed only when the new one exists.
+# Replacement of a file or link. If creating the replacement fails, the old one stays.
 
 
 def link_instead(to: str, name: str, inside: int) -> None:
     """
-    Replace a file or link by a link.
+    Replace a file or link by a symbolic link.
 
     Args:
         to: the target of the link.
-        name: of both, in the directory that is open as ``inside``.
+        name: the name of the old entry and of the link, in the directory that is open as ``inside``.
 
     Raises:
-        OSError: it cannot be created; the old one still exists.
+        OSError: the link cannot be created; the old entry still exists.
     """
     hidden = part_path(name, inside)
     try:
         os.symlink(to, hidden, dir_fd=inside)
-    except FileExistsError:  # left by a process that was killed
+    except FileExistsError:  # a killed process has left this link
         os.unlink(hidden, dir_fd=inside)
         os.symlink(to, hidden, dir_fd=inside)
     try:
@@ -208,10 +213,10 @@ def link_instead(to: str, name: str, inside: int) -> None:
 
 def directory_instead(mode: int, name: str, inside: int) -> None:
     """
-    Replace a file or link by a directory; arguments and errors as for ``link_instead``.
+    Replace a file or link by a directory; arguments and errors are those of ``link_instead``.
 
-    A directory cannot be renamed onto a file, so the file is renamed first. If the process is killed before
-    the directory exists, the file keeps that other name, which is the one of its part file.
+    A directory cannot be renamed onto a file, so the file is first renamed to the name of its part file. If
+    the process is killed before the directory exists, the file keeps that name.
     """
     hidden = part_path(name, inside)
     os.replace(name, hidden, src_dir_fd=inside, dst_dir_fd=inside)

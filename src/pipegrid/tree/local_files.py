@@ -1,4 +1,4 @@
-"""Local files of a download: names, links, modes."""
+"""Local files of a download: file names, parts, links, modes and times."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from pipegrid.tree.local_directory_descriptor import (
 )
 from pipegrid.tree.metadata_restore import holes_in
 
-# The local side of fetching a tree: what exists already, and how files, directories and links are created.
+# The local side of fetching a tree: checking what exists already, and creating files, directories and links.
 #
-# Nothing is written through a symbolic link. Whether a directory exists is checked without following links; a
-# file replaces a link itself, not its target; and everything is created by the descriptor of its
-# ``DirectoryFd``, which cannot be redirected. Existing files stay, except those that a file or link may
-# replace. Links are created last, so that nothing of the same tree is written through them.
+# Nothing is written through a symbolic link. Whether a directory exists is checked without following links. A
+# file replaces a link itself, not its target. Everything is created by the descriptor of its ``DirectoryFd``,
+# which cannot be redirected. Existing files stay, except those that a file or link may replace. Links are
+# created last, so that no file of the same tree is written through them.
 #
-# A file gets its mode and time before its name, so a file with the size and time of its entry is complete,
-# also after a crash.
+# A file gets its mode and time before its name. So an existing file with the size and time of its entry is
+# complete, even after a crash.
 
 _WRITABLE = stat.S_IRWXU
 _PERMISSIONS = 0o1777
@@ -59,17 +59,17 @@ class Differs(Exception):
 
 class TreePart(DirectoryPartFile):
     """
-    A file being fetched into a tree: see ``DirectoryPartFile``. It gets mode and time before its name, and
-    the part file is readable only by users who may read the file.
+    A file that is being fetched into a tree: see ``DirectoryPartFile``. It gets its mode and time before its
+    name, and only users who may read the finished file can read the part file.
 
     Args:
-        kept: the metadata of its entry.
+        kept: the metadata of the file's entry.
         inside: see ``DirectoryPartFile``.
 
     Attributes:
         not_kept: a clause about the metadata that could not be set; empty if all was set.
-        identity: after ``publish``, the device and inode of what has the name, if the caller keeps the
-            directory open; otherwise None.
+        identity: after ``publish``, the device and inode of the file, if ``inside`` was given; otherwise
+            None.
     """
 
     def __init__(
@@ -86,16 +86,16 @@ class TreePart(DirectoryPartFile):
         self.identity: tuple[int, int] | None = None
         super().__init__(home, path, replace, inside=inside)
         self._mode = kept.mode
-        with suppress(OSError):  # reported when it gets its name
+        with suppress(OSError):  # a failure is reported when the file gets its name
             self._set_mode(0o600)
 
     def publish(self, syncs_name: bool = True) -> None:
-        """Set its time and its mode, then give it its name."""
+        """Set the time and mode of the file, then give it its name."""
         if not self.closed and self.part is not None:
             if self._kept.extended is not None:
                 self._kept.extended.apply(self.fileno(), fresh=True)
                 self._mode = self._kept.extended.limited(self._mode)
-            # A file system that keeps no times does not make the download fail.
+            # The download goes on if the file system does not support times.
             self.not_kept = _set_time(self.fileno(), self._kept)
         super().publish(syncs_name)
         if self._there is not None:
@@ -103,7 +103,8 @@ class TreePart(DirectoryPartFile):
 
     def _set_mode(self, more: int = 0) -> None:
         if more and self._mode is not None:
-            # Until it has its owner, a program with set-id bits would run as the user who restores.
+            # Set-id bits are set only after the owner; before that, the program would run as the user who
+            # restores.
             change_mode(self.fileno(), self._mode & 0o777 | more)
             return
         super()._set_mode(more)
@@ -112,21 +113,21 @@ class TreePart(DirectoryPartFile):
 
 
 class SparseTreePart(TreePart):
-    """The same for a file that had holes: blocks of zeros are not written, so they take no space."""
+    """A ``TreePart`` for a file that had holes: blocks of zeros are not written, so they take no space."""
 
     def write_pieces(self, pieces: Sequence[bytes | bytearray | memoryview]) -> None:
-        """Write consecutive pieces without their holes; ``OSError`` if that fails."""
+        """Write consecutive pieces except their holes; raises ``OSError`` if writing fails."""
         for piece in pieces:
             data = memoryview(piece).cast("B")
             for begin, end, is_hole in holes_in(data, self.position):
-                # What an earlier writer has left at this place is overwritten.
+                # If an earlier attempt has left bytes at this position, zeros must overwrite them.
                 if is_hole and self.position >= os.fstat(self.fileno()).st_size:
                     self.skip(end - begin)
                 else:
                     super().write_pieces([data[begin:end]])
 
     def publish(self, syncs_name: bool = True) -> None:
-        """Extend the file to its end, which may be a hole; then as ``TreePart`` does."""
+        """Extend the file to its full size if it ends in a hole; then publish it as ``TreePart`` does."""
         if not self.closed and os.fstat(self.fileno()).st_size < self.position:
             os.ftruncate(self.fileno(), self.position)
         super().publish(syncs_name)
@@ -134,21 +135,21 @@ class SparseTreePart(TreePart):
 
 class UnnamedFile:
     """
-    A small file being fetched into a tree, which has no name until all of it is durable. So there is nothing
-    that another process could see or change before, and a killed one leaves nothing.
+    A small file that is being fetched into a tree, and has no name until all its bytes are durable. Until
+    then no other process can see or change the file, and if this process is killed, the file vanishes.
 
     Args:
-        path: of the file; its last component is used, the rest is for messages.
-        inside: a descriptor of its directory, open as long as this is used.
-        data: all its bytes.
-        kept: the metadata of its entry, which it gets at once.
-        inherits: its directory may give it an access control list.
+        path: the path of the file; only its last component is used, the rest is for messages.
+        inside: a descriptor of the file's directory, which stays open while this object is used.
+        data: all bytes of the file.
+        kept: the metadata of the file's entry, which is set immediately.
+        inherits: whether the file may get an access control list from its directory.
 
     Attributes:
-        not_kept, identity: as of ``TreePart``.
+        not_kept, identity: as in ``TreePart``.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
 
     __slots__ = ("_fd", "_inside", "identity", "not_kept", "path")
@@ -158,7 +159,8 @@ class UnnamedFile:
     ) -> None:
         self.path = path
         self._inside = inside
-        # A file without write permission accepts no attributes, and a write removes set-id bits.
+        # The first mode has write permission, without which attributes cannot be set. Set-id bits are set at
+        # the end, since a write removes them.
         mode = 0o666 if kept.mode is None else kept.mode & 0o777 | 0o600
         self._fd = open_unnamed(".", mode, inside)
         try:
@@ -166,7 +168,7 @@ class UnnamedFile:
             self.identity = found.st_dev, found.st_ino
             write_all(self._fd, data, 0)
             wanted, has_changed = kept.mode, inherits
-            if wanted is not None and mode & ~found.st_mode & 0o600:  # by the umask, or by a list
+            if wanted is not None and mode & ~found.st_mode & 0o600:  # a umask or list took bits
                 change_mode(self._fd, mode)
                 has_changed = True
             if kept.extended is not None:
@@ -182,20 +184,20 @@ class UnnamedFile:
             raise
 
     def fileno(self) -> int:
-        """Return the open descriptor, which ``leave`` closes."""
+        """Return the open descriptor of the file, which ``leave`` closes."""
         return self._fd
 
     def sync(self) -> None:
-        """Make its bytes durable; raises ``OSError``."""
+        """Make the bytes of the file durable; raises ``OSError``."""
         sync_bytes(self._fd)
 
     def publish(self) -> None:
         """
-        Give it its name.
+        Give the file its name.
 
         Raises:
-            TargetExists: something has that name.
-            OSError: it cannot get a name.
+            TargetExists: the name exists already.
+            OSError: the file cannot get the name.
         """
         try:
             give_name(self._fd, os.path.basename(self.path), self._inside)
@@ -203,14 +205,14 @@ class UnnamedFile:
             raise exists_already(self.path) from None
 
     def leave(self) -> None:
-        """Release it; without a name, it is gone."""
+        """Close the file; if it has no name, it vanishes."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
 
 def is_sparse(kept: RestoredMetadata) -> bool:
-    """Return whether a file gets holes."""
+    """Return whether a file had holes, which are restored."""
     return kept.extended is not None and kept.extended.stored.sparse
 
 
@@ -221,19 +223,19 @@ def tree_part(
     kept: RestoredMetadata,
     inside: int | None = None,
 ) -> TreePart:
-    """Return a new part file; see ``TreePart``."""
+    """Return a new part file of the class that its metadata needs; see ``TreePart``."""
     return (SparseTreePart if is_sparse(kept) else TreePart)(home, path, replace, kept, inside)
 
 
 class ExistingFile(PartFile):
     """
-    An existing file that is compared with one on the grid. It takes the place of a part file, and is only
+    An existing file that is compared with a file on the grid. It is used in place of a part file, and is only
     read.
 
-    A write means that the file differs, and raises ``Differs``.
+    A call to write means that the files differ, and raises ``Differs``.
 
     Raises:
-        SinkError: its directory was moved or replaced.
+        SinkError: the directory of the file was moved or replaced.
     """
 
     def __init__(self, home: DirectoryFd, path: str) -> None:
@@ -245,7 +247,7 @@ class ExistingFile(PartFile):
         self.found_bytes = os.fstat(self._fd).st_size
 
     def begin(self, length: int) -> int:
-        """Compare the file from its beginning."""
+        """Start to compare from the beginning; raises ``Differs`` if the length is different."""
         self.position = 0
         if self.found_bytes != length:
             raise Differs
@@ -257,35 +259,36 @@ class ExistingFile(PartFile):
             raise Differs
 
     def skip(self, length: int) -> None:
-        """Skip bytes that are equal."""
+        """Skip bytes that are equal in both files."""
         self.position += length
 
     def forget_rest(self) -> None:
-        """Raise ``Differs``: the rest of the file is not equal."""
+        """Raise ``Differs``: the rest of the file is different."""
         raise Differs
 
     def publish(self, syncs_name: bool = True) -> None:
         """Do nothing: the file has its name already."""
 
     def leave(self) -> str | None:
-        """Close the file without changing it; there is no part file to report."""
+        """Close the file without changing it; returns None, since there is no part file."""
         self.close()
         return None
 
 
 def standing(home: DirectoryFd, path: str, size: int | None, kept: RestoredMetadata) -> Presence:
     """
-    Return what exists at the place of a file.
+    Return what exists at the path of a file.
 
     Args:
         home: the directory of the file.
-        size: of the file; None if it is known only by reading it.
+        size: the size of the file on the grid; None if only reading the file shows it.
 
     Returns:
-        ``missing``; ``same``: size and time are those of the file; ``perhaps``: its size is; or ``other``.
+        ``missing``; ``same``: a file with the same size and time; ``perhaps``: a file with the same size; or
+            ``other``.
 
     Raises:
-        SinkError: it cannot be examined, or its directory was moved or replaced.
+        SinkError: the path cannot be examined, or its directory was moved or replaced.
     """
     try:
         with home.entered() as inside:
@@ -305,10 +308,10 @@ def standing(home: DirectoryFd, path: str, size: int | None, kept: RestoredMetad
 
 def holds(home: DirectoryFd, path: str, data: bytes) -> bool:
     """
-    Return whether a file has exactly this content.
+    Return whether an existing file has exactly this content.
 
     Raises:
-        SinkError: its directory was moved or replaced.
+        SinkError: the directory of the file was moved or replaced.
     """
     try:
         with home.entered() as inside:
@@ -320,7 +323,7 @@ def holds(home: DirectoryFd, path: str, data: bytes) -> bool:
 
 
 def may_be_replaced(home: DirectoryFd, path: str) -> bool:
-    """Return whether what has this name may be replaced by a file: all but a directory."""
+    """Return whether a file may replace what exists at a path: anything except a directory."""
     with home.entered() as inside, suppress(OSError):
         found = os.stat(os.path.basename(path), dir_fd=inside, follow_symlinks=False)
         return not stat.S_ISDIR(found.st_mode)
@@ -343,10 +346,11 @@ def make_root(path: str, kept: RestoredMetadata) -> None:
     """
     Create the directory into which a tree is fetched, and its parents, or use the existing one.
 
-    An earlier fetch may have made it read-only, as its entry says; it becomes writable until the end.
+    If an earlier fetch made an existing directory read-only, as its entry says, it is made writable until the
+    end.
 
     Raises:
-        SinkError: it cannot be created.
+        SinkError: the directory cannot be created.
     """
     try:
         os.makedirs(path, kept.temporary_mode, exist_ok=True)
@@ -362,14 +366,15 @@ def begin_tree(
     path: str, into: DirectoryFd | None, kept: RestoredMetadata, force: bool
 ) -> tuple[DirectoryFd, int | None]:
     """
-    Create the directory of a tree, as ``make_root`` does or, with ``into``, without leaving that directory.
+    Create the directory of a tree: with ``into``, only below that directory; otherwise like ``make_root``.
 
     Args:
-        into: the directory of the path, or the path itself; None: only the path is known.
-        force: see ``make_directory``, as for the result.
+        into: the parent directory of the path, or the directory at the path itself; None: only the path is
+            known.
+        force: as in ``make_directory``, which also describes the result.
 
     Raises:
-        SinkError: it cannot be created.
+        SinkError: the directory cannot be created.
     """
     if into is None:
         existed = os.path.lexists(path)
@@ -388,15 +393,16 @@ def make_directory(
     Create a directory, or use the existing one.
 
     Args:
-        parent: the directory above it.
-        kept: the metadata of its entry; until it is complete, only users may enter it who may do so then.
-        force: a file or link of this name is replaced.
+        parent: the parent directory.
+        kept: the metadata of the directory's entry; while the directory is filled, no users may enter it that
+            its final mode excludes.
+        force: whether a file or link of this name is replaced.
 
     Returns:
         the directory and, if it existed, its mode.
 
     Raises:
-        SinkError: something else has the name, or it cannot be created.
+        SinkError: something else has the name, or the directory cannot be created.
     """
     name = os.path.basename(path)
     mode_before = None
@@ -415,10 +421,10 @@ def make_directory(
             if mode_before is not None and mode_before & _WRITABLE != _WRITABLE:
                 with suppress(
                     OSError
-                ):  # made read-only by an earlier fetch; its mode is set again at the end
+                ):  # an earlier fetch made it read-only; its mode is set again at the end
                     _set_mode(inside, name, mode_before | _WRITABLE)
             found = os.stat(name, dir_fd=inside, follow_symlinks=False)
-            if not stat.S_ISDIR(found.st_mode):  # it was one a moment ago
+            if not stat.S_ISDIR(found.st_mode):  # it was replaced meanwhile
                 raise in_the_way(path)
     except (OSError, ValueError) as error:
         raise unmade(path, error) from error
@@ -433,17 +439,17 @@ def finish_directory(
     Set the mode and time of a directory when its content is complete.
 
     Args:
-        mode_before: the mode of a directory that existed, except the target.
-        existed: the directory existed, so its lists stay.
+        mode_before: the mode of an existing directory; None for a new one, and for the target.
+        existed: whether the directory existed, so that its access control lists stay.
 
     Returns:
         a clause about what could not be set; empty if all was set.
 
     Raises:
-        SinkError: it was moved or replaced.
+        SinkError: the directory was moved or replaced.
     """
     mode = kept.mode if kept.mode is not None else mode_before
-    with home.entered() as fd:  # a file system that keeps neither does not make the download fail
+    with home.entered() as fd:  # the download goes on if mode or time cannot be set
         if kept.extended is not None:
             kept.extended.apply(fd, fresh=not existed)
             mode = kept.extended.limited(mode)
@@ -462,13 +468,14 @@ def restore_mode_and_time(home: DirectoryFd, path: str, kept: RestoredMetadata) 
     """
     Give an existing file the mode and time of its entry, and remove its part file.
 
-    A file that has them is not touched: a new ``ctime`` would make backup programs read it again.
+    A mode and time that are right already are not set: a new ``ctime`` would make backup programs read the
+    file again.
 
     Returns:
         a clause about what could not be set; empty if all was set.
 
     Raises:
-        SinkError: its directory was moved or replaced.
+        SinkError: the directory of the file was moved or replaced.
     """
     name = os.path.basename(path)
     mode = time = ""
@@ -493,7 +500,10 @@ def restore_mode_and_time(home: DirectoryFd, path: str, kept: RestoredMetadata) 
 
 
 def _set_time(at: int | str, kept: RestoredMetadata, inside: int | None = None) -> str:
-    """Set the time of an open file, or of a name in a directory; return a clause if that fails."""
+    """
+    Set the time of an open file, or of a name in a directory; return a clause if this fails, otherwise an
+    empty string.
+    """
     try:
         if kept.mtime_ns is not None:
             times = (kept.mtime_ns, kept.mtime_ns)
@@ -512,12 +522,12 @@ def _why(reason: str) -> str:
 
 
 def _is_unlike(found: int, mode: int) -> bool:
-    """Whether permissions differ, or set-id bits are missing; additional set-id bits may stay."""
+    """Return whether permissions differ, or set-id bits are missing; additional set-id bits are accepted."""
     return bool((found ^ mode) & _PERMISSIONS or mode & ~found & _SET_IDS)
 
 
 def _unlike(fd: int, mode: int | None) -> str:
-    """Return a clause if an open file does not have the mode that was set; empty if it has."""
+    """Return a clause if an open file does not have this mode; otherwise an empty string."""
     if mode is None or not _is_unlike(os.fstat(fd).st_mode, mode):
         return ""
     return _why("the file system, or this user's rights, do not allow it")
@@ -528,7 +538,9 @@ def _listed(*what: str) -> str:
 
 
 def stops_all(error: BaseException) -> bool:
-    """Whether nothing more can be written to the target: it is full or read-only."""
+    """
+    Return whether an error shows that nothing more can be written to the target, which is full or read-only.
+    """
     cause: BaseException | None = error
     for _ in range(8):
         if isinstance(cause, OSError) and cause.errno in _STOPS:
@@ -538,16 +550,14 @@ def stops_all(error: BaseException) -> bool:
 
 
 def _set_mode(inside: int, name: str, mode: int) -> None:
-    """Set the mode of a file or directory; the target of a symbolic link is not changed."""
+    """Set the mode of a file or directory; if the name is a symbolic link, nothing is changed."""
     if os.chmod in os.supports_follow_symlinks:
         os.chmod(name, mode, dir_fd=inside, follow_symlinks=False)
         return
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=inside)
     try:
         if not stat.S_ISLNK(os.fstat(fd).st_mode):
-            os.chmod(
-                f"/proc/self/fd/{fd}", mode
-            )  # ``fchmod`` does not work on files that cannot be read
+            os.chmod(f"/proc/self/fd/{fd}", mode)  # ``fchmod`` fails on files that cannot be read
     finally:
         os.close(fd)
 
@@ -563,7 +573,7 @@ def make_link(home: DirectoryFd, path: str, kept: RestoredMetadata, force: bool)
         a clause about metadata that could not be set; empty if all was set.
 
     Raises:
-        SinkError: something else has the name, or it cannot be created.
+        SinkError: something else has the name, or the link cannot be created.
     """
     assert kept.link is not None
     to, name = os.fsdecode(kept.link), os.path.basename(path)
@@ -592,7 +602,7 @@ def space_for(path: str, size: int) -> None:
     Check that a file of this size fits onto the disk.
 
     Raises:
-        SinkError: it does not.
+        SinkError: the disk has too little free space.
     """
     try:
         found = os.statvfs(path)
@@ -606,15 +616,15 @@ def space_for(path: str, size: int) -> None:
         )
 
 
-# Which names of a directory on a grid a local directory can hold; pure.
+# This part checks which names on a grid a local directory can have. It does no input or output.
 #
-# A name on a grid is any text, and its exact bytes, if the metadata gives them, are any bytes. A local name
-# is one component of a path that stays inside its directory: not empty, ``.`` or ``..``, without ``/`` and
-# NUL, and not too long. It must also differ from the names of other entries on file systems that fold case or
-# compose letters, and from hidden names of part files.
+# A name on a grid is any text. If the metadata has the exact bytes of a name, these may also be anything. A
+# local name is one component of a path that stays inside its directory: not empty, ``.`` or ``..``, without
+# ``/`` and NUL, and not too long. It must also differ from hidden names of part files and, on file systems
+# that fold case or normalize letters, from the names of other entries.
 
 MAX_NAME_BYTES = 255
-"""Most file systems have this limit."""
+"""The limit of most file systems."""
 
 
 def local_name(name: str, exact: bytes | None = None) -> str:
@@ -622,7 +632,7 @@ def local_name(name: str, exact: bytes | None = None) -> str:
     Return the local name of an entry, as ``os.fsdecode`` gives it.
 
     Args:
-        name: of the entry.
+        name: the name of the entry.
         exact: the bytes of the name according to the metadata, if they differ from ``name``.
 
     Raises:
@@ -651,7 +661,7 @@ def local_name(name: str, exact: bytes | None = None) -> str:
 
 
 def same_name(name: str, second: str) -> SinkError:
-    """Return the error for the second of two entries that would be one local file."""
+    """Return the error for the second of two entries that would have the same local file."""
     return SinkError(
         f"two entries of this directory would both be '{printable(name)}' here, and the second, "
         f"'{printable(second)}', was left out; fetch it by its own path to another place"
@@ -666,12 +676,12 @@ def _unfit(name: str, why: str) -> SinkError:
     return naming(SinkError(text), "Directory.list")
 
 
-# Which entry of a directory owns which local file, if the file system may give one file several names.
+# This part records which entry of a directory owns which local file, since a file system may give one file
+# several names.
 #
-# File systems that fold case do so, and those that keep a short name (``LONGNA~1.TXT``) next to a long one,
-# or drop dots and blanks at the end of a name. Case folding is found out before the fetch; the rest only when
-# an entry meets the file of another one. So the file of each entry is recorded, and belongs to that entry
-# alone.
+# Such file systems fold case, or keep a short name (``LONGNA~1.TXT``) next to a long one, or drop dots and
+# blanks at the end of a name. Case folding is detected before the fetch; the other cases only when an entry
+# meets the file of another entry. So the file of each entry is recorded, and belongs to that entry alone.
 
 
 class NameCollisions:
@@ -679,7 +689,8 @@ class NameCollisions:
     The names and files that entries of one directory have taken.
 
     Args:
-        folds: the file system treats names as equal that differ only in case or composition.
+        folds: whether the file system treats names as equal that differ only in case or Unicode
+            normalization.
     """
 
     def __init__(self, folds: bool) -> None:
@@ -692,7 +703,7 @@ class NameCollisions:
         Take a name for an entry.
 
         Raises:
-            SinkError: another entry has it.
+            SinkError: another entry has taken the name.
         """
         key = unicodedata.normalize("NFC", name).casefold() if self._folds else name
         other = self._taken.get(key)
@@ -702,14 +713,14 @@ class NameCollisions:
 
     def claim(self, home: DirectoryFd, path: str, identity: tuple[int, int] | None = None) -> None:
         """
-        Record that what exists at a path, if anything does, belongs to the entry of this name.
+        Record that the file at a path, if one exists, belongs to the entry with its name.
 
         Args:
             home: the local directory.
-            identity: the device and inode of what exists there, if the caller knows.
+            identity: the device and inode of the file, if the caller knows them.
 
         Raises:
-            SinkError: it belongs to another entry, or the directory was moved or replaced.
+            SinkError: the file belongs to another entry, or the directory was moved or replaced.
         """
         name = os.path.basename(path)
         if identity is not None and self._owners.setdefault(identity, name) == name:
@@ -733,25 +744,27 @@ def _identity(inside: int, name: str) -> tuple[int, int] | None:
 
 
 def _is_one(inside: int, name: str, other: str) -> bool:
-    """Return whether two names are one directory entry; two hard links are not, since both are listed."""
+    """
+    Return whether two names are the same directory entry; two hard links are not, since both are listed.
+    """
     return not {name, other} <= set(os.listdir(inside))
 
 
-# Whether a file system folds case, which only a test with a file can show.
+# This part tests with a file whether a file system folds case, since nothing else shows it.
 
 _PROBE, _OTHER = (f".pipegrid-{letter}{SUFFIX}" for letter in "aA")
-"""No file of a tree can have such a name."""
+"""``local_name`` accepts no such name, so no file of a tree has it."""
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _TRIES = 100
-"""Another process that tests the same may remove the file."""
+"""The test is repeated, since another process with the same test may remove the file."""
 
 
 def folds_names(home: DirectoryFd) -> bool:
     """
     Return whether the file system of a directory folds case.
 
-    The test file always has the same name, so that one left by a killed process is found and removed.
+    The test file always has the same name, so that a file left by a killed process is found and removed.
     """
     with home.entered() as inside, suppress(OSError):
         for _ in range(_TRIES):
@@ -762,7 +775,7 @@ def folds_names(home: DirectoryFd) -> bool:
 
 
 def _tried(inside: int) -> bool | None:
-    """Test it in the open directory; None: another process removed the file meanwhile."""
+    """Test an open directory for case folding; None: another process removed the test file meanwhile."""
     os.close(os.open(_PROBE, _FLAGS, 0o600, dir_fd=inside))
     try:
         for name in (_OTHER, _PROBE):

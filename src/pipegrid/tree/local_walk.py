@@ -1,6 +1,6 @@
 """
-A walk through a local directory, which yields its entries and the content of small files; and one walk
-through several directories, each of which appears at its absolute path.
+Walks through local directories: ``LocalWalk`` yields the entries of one directory, with the content of small
+files; ``JoinedWalk`` walks several directories as one tree, each at its absolute path.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ SMALL_BYTES = 128 << 10
 BATCH_THINGS = 128
 BATCH_BYTES = 1 << 20
 MAX_DEPTH = 1000
-"""Levels below the root; readers accept no more."""
+"""The maximum number of levels below the root, since readers accept no more."""
 
 _OPEN_LEVELS = 32
 _TRIES = 3
-"""How often a small file is read that changes meanwhile."""
+"""How often a small file is read, if it changes while it is read."""
 
 CHANGED = "it changed while it was read; store it again when no program writes to it"
-"""The clause about a file that may have been read partly before and partly after a change."""
+"""The clause about a file of which a part may have been read before a change, and a part after it."""
 
 _NOTHING = TreeSelection()
 
@@ -56,13 +56,13 @@ _OF_KERNEL = frozenset(
         *("rpc_pipefs", "selinuxfs", "nsfs"),
     }
 )
-"""File systems that show the state of the kernel, and keep no files."""
+"""File systems that show the state of the kernel, and have no stored files."""
 
 
 class DirectoryBegun(NamedTuple):
     """
-    A directory; ``number`` is new, ``parent`` that of the directory above (-1: the root), ``extended`` as of
-    ``FileMet``.
+    The beginning of a directory: ``number`` is its new number, ``parent`` the number of the directory above
+    (-1 for the root); for ``extended`` see ``FileMet``.
     """
 
     number: int
@@ -74,7 +74,7 @@ class DirectoryBegun(NamedTuple):
 
 
 class DirectoryEnded(NamedTuple):
-    """Everything in a directory has been yielded."""
+    """The end of a directory, of which everything has been yielded."""
 
     number: int
 
@@ -84,16 +84,16 @@ class FileMet(NamedTuple):
     A file or symbolic link.
 
     Attributes:
-        parent: the directory that it is in.
-        path: from the root, with ``/``, as Python decodes names.
-        found: its status before it was read.
-        began_ns: the time of that, in nanoseconds since 1970.
-        content: of a small file, whatever size it reports; the open file if it is larger, which the caller
-            closes; None if content was not requested.
+        parent: the number of the directory that contains it.
+        path: the path from the root, with ``/``, decoded as Python decodes names.
+        found: the status of the file before it was read.
+        began_ns: when that status was taken, in nanoseconds since 1970.
+        content: the bytes of a small file; for a larger one, the open file, which the caller closes; None if
+            content was not requested.
         link: the target of a symbolic link.
-        known: what ``know`` returned for it.
-        extended: the stored form of its extended metadata, empty if it has none; None: it was not read.
-        hard_link: its identifier, if it has several names; see ``extended_metadata``.
+        known: the result of ``know`` for this file.
+        extended: the stored form of the extended metadata; empty if there is none; None: it was not read.
+        hard_link: the identifier of a file with several names; see ``extended_metadata``.
     """
 
     parent: int
@@ -108,16 +108,16 @@ class FileMet(NamedTuple):
     hard_link: str | None = None
 
     def __repr__(self) -> str:
-        """Without the content: logs contain it."""
+        """Return a text for logs, without the content."""
         return f"FileMet({self.path!r}, ...)"
 
     def is_same(self, found: os.stat_result) -> bool:
-        """Whether the file still seems to be the same."""
+        """Return whether size and times of a status are those of this file, which is then unchanged."""
         return _signature(found) == _signature(self.found)
 
 
 class LeftOut(NamedTuple):
-    """Something that is not stored, and why, as a sentence."""
+    """An entry that is not stored; ``why`` is a sentence."""
 
     path: str
     why: str
@@ -125,11 +125,11 @@ class LeftOut(NamedTuple):
 
 class Skipped(NamedTuple):
     """
-    Something that no tree holds: it has no content, or is the part file of an unfinished download.
+    An entry that is never stored: it has no content, or is the part file of an unfinished download.
 
     Attributes:
-        what: a phrase that says what it is.
-        is_part: it is a part file.
+        what: a phrase that describes the entry.
+        is_part: whether it is a part file.
     """
 
     path: str
@@ -141,18 +141,18 @@ Thing = DirectoryBegun | DirectoryEnded | FileMet | LeftOut | Skipped
 
 
 LinkId = Callable[[os.stat_result, str], str | None]
-"""Identifies a file that has several names; see ``extended_metadata.HardLinks``."""
+"""Returns the identifier of a file with several names; see ``extended_metadata.HardLinks``."""
 
 
 class WalkOptions(NamedTuple):
     """
-    How local directories are walked, however many one tree is made of.
+    How local directories are walked; the same for all directories of one tree.
 
     Attributes:
-        one_file_system: what is mounted inside a directory appears as an empty directory.
+        one_file_system: whether mounted file systems in a directory appear as empty directories.
         without: directories to skip, each by device and inode; see ``own_directories``.
-        read: whether files are read at all.
-        now_ns: nanoseconds since 1970.
+        read: whether files are read.
+        now_ns: returns the nanoseconds since 1970.
     """
 
     one_file_system: bool = False
@@ -169,27 +169,27 @@ class LocalWalk:
     One walk through a directory, in batches. All methods block: call them in a worker thread.
 
     Everything is opened relative to its directory and no symbolic link is followed, so another process cannot
-    redirect the walk by moving directories. Entries that cannot be read, and loops of mounts, are reported;
-    sockets, devices, pipes, part files, and what is in file systems of the kernel such as ``/proc`` are
-    skipped, unless the root is there.
+    redirect the walk by moving directories. Entries that cannot be read, and loops of mounts, are reported.
+    Sockets, devices, pipes and part files are skipped, and so are file systems of the kernel such as
+    ``/proc``, unless they contain the root.
 
     A batch ends when it reaches a number of entries or bytes, or an open file. Only the lowest
-    ``_OPEN_LEVELS`` directories on the current path are open; the others are opened again from below when the
-    walk returns to them, and must be the same then.
+    ``_OPEN_LEVELS`` directories on the current path are open. When the walk returns to a closed directory, it
+    is opened again as the parent of a lower one, and must be the same directory as before.
 
     Args:
-        root: its path; if that is a link, it is followed, since the user named it.
-        selection: what to store.
-        options: how to walk.
-        mounted: paths of directories that must be met, even if they, or something above them, are on another
-            file system than the root: of such a file system they alone are met. Those that are not are
+        root: the path of the root; if it is a link, the link is followed, since the user named it.
+        selection: which entries are stored.
+        options: how the walk is done.
+        mounted: paths of directories that are always entered, even if they are on another file system than
+            the root; nothing else of such a file system is stored. Those that the walk does not meet are
             reported.
-        levels_above: of the tree that the root is in.
+        levels_above: the number of levels of the joined tree above the root.
         know: called with every regular file before it is opened; if it returns something, the file is not
             read.
-        link_id: called with a file that has several names, and its path; returns an identifier that all of
-            them share. If it is given, extended metadata is read, too, and ``know`` returns an object with
-            the attribute ``extended``; if that is None, it is read again.
+        link_id: called with a file that has several names, and its path; returns an identifier that all names
+            share. If it is given, extended metadata is read, too. Then ``know`` returns an object with the
+            attribute ``extended``; if that is None, extended metadata is read again.
     """
 
     def __init__(
@@ -216,11 +216,11 @@ class LocalWalk:
         self._bytes = 0
         self._kernels: dict[int, str] | None = None
         self._things = self._walk()
-        self._busy = Lock()  # so that ``close`` need not wait for the thread that reads
+        self._busy = Lock()  # lets ``close`` wait for the thread that reads
 
     def batch(self) -> list[Thing]:
         """
-        Return the next entries; an empty list at the end.
+        Return the next entries; an empty list at the end of the walk.
 
         Raises:
             OSError: the root cannot be read.
@@ -236,7 +236,7 @@ class LocalWalk:
         return batch
 
     def close(self) -> None:
-        """Close all directories, once the current batch has ended."""
+        """Close all directories when the current batch has ended."""
         with self._busy:
             self._things.close()
             while self._levels:
@@ -249,10 +249,10 @@ class LocalWalk:
 
     def open(self, path: str) -> io.FileIO:
         """
-        Open a file of the walk again.
+        Open again a file that the walk has met.
 
         Raises:
-            OSError: it cannot be opened, or is not a file now.
+            OSError: the file cannot be opened, or is no longer a regular file.
         """
         *above, name = path.split("/")
         fd = os.open(self._root, _DIRECTORY & ~os.O_NOFOLLOW)
@@ -303,7 +303,7 @@ class LocalWalk:
         return DirectoryBegun(level.number, parent, name, path, found, extended)
 
     def _list(self) -> Iterator[LeftOut]:
-        """Read the names in the lowest directory."""
+        """Read the names in the lowest directory; yield what cannot be read."""
         level = self._levels[-1]
         selection = self._selection
         try:
@@ -315,7 +315,7 @@ class LocalWalk:
                         selection.leave_out(path)
                         continue
                     if not selection.may_take(path):
-                        continue  # before it is examined, which some file systems do not allow
+                        continue  # skips it unexamined: some file systems forbid that
                     try:
                         is_directory = entry.is_dir(follow_symlinks=False)
                     except OSError as error:
@@ -337,7 +337,7 @@ class LocalWalk:
                 raise
             level.names.clear()
             yield LeftOut(level.path, reason_of(error))
-        # Files first, so that they are open only briefly; taken from the end.
+        # Names are taken from the end: first all files, so that they are open only briefly.
         level.names.sort(key=lambda each: (each[1], each[0]), reverse=True)
 
     def _descend(self, name: str, path: str) -> Iterator[Thing]:
@@ -377,11 +377,11 @@ class LocalWalk:
             ]
 
     def _leads_to_mounted(self, path: str) -> bool:
-        """Return whether a directory that must be met is here, or below."""
+        """Return whether a directory of ``mounted`` is at this path or below it."""
         return any(f"{each}/".startswith(f"{path}/") for each in self._mounted)
 
     def _leave(self) -> Iterator[LeftOut]:
-        """Go back up; a directory that was closed is opened again, if it still exists."""
+        """Go back up; open a closed directory again, if it is still the parent."""
         level = self._levels.pop()
         if self._levels and self._levels[-1].fd < 0:
             above = self._levels[-1]
@@ -410,7 +410,7 @@ class LocalWalk:
             if self._identify is not None:
                 extended = read_extended(f"/proc/self/fd/{level.fd}/{name}", found)
             yield FileMet(level.number, raw, path, found, began_ns, link, link, extended=extended)
-        elif kind == stat.S_IFDIR:  # it was not a directory when the names were read
+        elif kind == stat.S_IFDIR:  # it was another kind when the names were read
             if self._selection.takes(path, True):
                 yield from self._descend(name, path)
         elif kind != stat.S_IFREG:
@@ -441,7 +441,10 @@ class LocalWalk:
     def _extended_of(
         self, known: Any, level: _Level, path: str, found: os.stat_result
     ) -> dict[str, Any] | None:
-        """Return the extended metadata of a known file; it is read if it is not known."""
+        """
+        Return the extended metadata of a file that is not read; it is read from the disk only if it is
+        unknown.
+        """
         if self._identify is None:
             return None
         if known.extended is not None or not self._options.read:
@@ -461,9 +464,9 @@ class LocalWalk:
 
     def _take(self, fd: int, level: _Level, name: bytes, path: str) -> FileMet | None:
         """
-        Read a small file, or leave it open in what is returned; None: it changed during each attempt.
+        Read a small file, or return a larger one open; None: the file changed during each attempt.
 
-        Each call of the system competes for the GIL with the reactor's thread: a small file takes few.
+        Each system call competes for the GIL with the reactor's thread, so few are made for a small file.
         """
         for _ in range(_TRIES):
             began_ns = self._options.now_ns()
@@ -481,7 +484,7 @@ class LocalWalk:
                 if len(content) > SMALL_BYTES:
                     if found.st_size:
                         continue
-                    content = None  # its reader reads it to its end
+                    content = None  # its size is unknown; the reader finds the end
             if isinstance(content, bytes):
                 self._bytes += len(content)
             else:
@@ -494,16 +497,16 @@ class LocalWalk:
 
 
 def kernel_devices() -> dict[int, str]:
-    """Return the mounted file systems that show the state of the kernel: their kinds, by device number."""
+    """Return the kind of each mounted file system that shows the state of the kernel, by device number."""
     return {each.device: each.kind for each in mounted_file_systems() if each.kind in _OF_KERNEL}
 
 
 def own_directories(*paths: str | os.PathLike[str]) -> frozenset[tuple[int, int]]:
     """
-    Return the device and inode of these directories, of those that exist.
+    Return the device and inode of each of these directories that exists.
 
-    A backup of a home directory must not store the local test grid in it, which grows by what is stored, nor
-    the database that the backup writes.
+    A backup of a home directory must not store a local test grid in it, which grows by what is stored, or the
+    database that the backup writes.
     """
     found = set()
     for path in paths:
@@ -515,8 +518,8 @@ def own_directories(*paths: str | os.PathLike[str]) -> frozenset[tuple[int, int]
 
 class _Level:
     """
-    A directory that the walk is in; ``fd`` is -1 while it is closed. Of one that ``is_outside`` the file
-    system, only what leads to directories that must be met is stored.
+    A directory that the walk is in; ``fd`` is -1 while it is closed. If the directory ``is_outside`` the file
+    system, only the path to directories of ``mounted`` is stored of it.
     """
 
     def __init__(self, number: int, fd: int, path: str, identity: tuple[int, int]) -> None:
@@ -544,13 +547,16 @@ _KINDS = {
 
 
 def _open_regular(fd: int, name: str) -> int:
-    """Open what was a regular file, without blocking if a pipe has replaced it; the caller checks it."""
+    """
+    Open a file, without blocking if a pipe has replaced it; the caller checks that it is still a regular
+    file.
+    """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     return os.open(name, flags, dir_fd=fd)
 
 
 def _open_file(fd: int, name: str, shown: str) -> io.FileIO:
-    """Open a regular file, without blocking if a pipe has replaced it."""
+    """Open a file, without blocking if a pipe has replaced it, and check that it is a regular file."""
     file = io.FileIO(shown, "rb", opener=lambda _path, _flags: _open_regular(fd, name))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -571,7 +577,7 @@ def _has_tag(fd: int, tag: DirectoryTag) -> bool:
             return False
         with _open_file(fd, tag.name, tag.name) as file:
             return os.pread(file.fileno(), len(tag.header), 0) == tag.header
-    except OSError:  # it does not exist, or is unreadable, and so no tag
+    except OSError:  # a missing or unreadable file is no tag
         return False
 
 
@@ -580,7 +586,7 @@ def _signature(found: os.stat_result) -> tuple[int, ...]:
 
 
 def _read_to_end(fd: int) -> bytes:
-    """Return the whole content of a small file, whatever size it reports (files in ``/proc`` report 0)."""
+    """Return the content of a small file up to its real end, since files in ``/proc`` report a size of 0."""
     content = bytearray()
     while len(content) <= SMALL_BYTES:
         more = os.pread(fd, SMALL_BYTES + 1 - len(content), len(content))
@@ -591,7 +597,7 @@ def _read_to_end(fd: int) -> bytes:
 
 
 def reason_of(error: OSError) -> str:
-    """Return why something that was met could not be read, as a sentence."""
+    """Return, as a sentence, why an entry that was listed could not be read."""
     if error.errno == errno.ENOENT:
         return "it vanished while the directory was read"
     if error.errno in (errno.ENOTDIR, errno.ELOOP):
@@ -606,11 +612,11 @@ def reason_of(error: OSError) -> str:
 
 class JoinedWalk:
     """
-    A walk through several directories as one tree, whose root is that of the file system.
+    A walk through several directories as one tree, whose root is the root of the file system.
 
-    Directories above them appear with their own metadata and nothing else; they are not listed, so the user
-    need not be permitted to read them. A directory that cannot be read is reported, and the others follow; if
-    none can be read, the walk fails. See ``LocalWalk``.
+    Directories above the given ones appear with their own metadata and no other entries; they are not listed,
+    so the user needs no permission to read them. A given directory that cannot be read is reported, and the
+    walk continues; if none can be read, the walk fails. See ``LocalWalk``.
 
     Args:
         directories: absolute paths without links, none below another.
@@ -630,12 +636,12 @@ class JoinedWalk:
         self._busy = Lock()
 
     def batch(self) -> list[Thing]:
-        """Return the next entries; an empty list at the end."""
+        """Return the next entries; an empty list at the end of the walk."""
         with self._busy:
             return next(self._batches, [])
 
     def close(self) -> None:
-        """Close all directories, once the current batch has ended."""
+        """Close all directories when the current batch has ended."""
         with self._busy:
             self._batches.close()
             for walk in self._walks.values():
@@ -647,8 +653,8 @@ class JoinedWalk:
         return sum(walk.excluded for walk in self._walks.values())
 
     def open(self, path: str) -> io.FileIO:
-        """Open a file of one of the walks again; see ``LocalWalk.open``."""
-        for prefix, walk in list(self._walks.items()):  # the thread of the walk may add one
+        """Open again a file that one of the walks has met; see ``LocalWalk.open``."""
+        for prefix, walk in list(self._walks.items()):  # the walk's thread may add a walk
             if path.startswith(f"{prefix}/"):
                 return walk.open(path[len(prefix) + 1 :])
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -681,14 +687,14 @@ class JoinedWalk:
         yield [DirectoryEnded(number) for _, number in reversed(self._above)]
 
     def _missing(self, prefix: str) -> list[tuple[str, os.stat_result]]:
-        """Return directories above a path that have not begun, with their status."""
+        """Return the directories above a path that have not begun yet, with their status."""
         begun = {path for path, _ in self._above}
         ends = [at for at, char in enumerate(prefix) if char == "/"]
         paths = [prefix[:end] for end in ends if prefix[:end] not in begun]
         return [(path, os.stat(f"/{path}", follow_symlinks=False)) for path in paths]
 
     def _leave_to(self, prefix: str) -> Iterator[Thing]:
-        """Leave directories that are not above a path."""
+        """Yield the ends of the directories that are not above a path."""
         while self._above[-1][0] and not prefix.startswith(f"{self._above[-1][0]}/"):
             yield DirectoryEnded(self._above.pop()[1])
 
@@ -699,7 +705,7 @@ class JoinedWalk:
         return DirectoryBegun(number, parent, os.fsencode(path.rpartition("/")[2]), path, found)
 
     def _placed(self, thing: Thing, prefix: str, base: int, parent: int) -> Thing:
-        """Return something that a walk has met, at its place in the joined tree."""
+        """Return an item that a walk has yielded, with its number and path in the joined tree."""
         if isinstance(thing, DirectoryEnded):
             return DirectoryEnded(base + thing.number)
         path = f"{prefix}/{thing.path}" if thing.path else prefix
@@ -719,6 +725,6 @@ EntryWalk = LocalWalk | JoinedWalk
 
 
 def _why_missing(error: OSError) -> str:
-    """Return why a directory that was given could not be read, as a sentence."""
+    """Return, as a sentence, why a given directory could not be read."""
     known = {errno.ENOENT: "it does not exist", errno.ENOTDIR: "it is not a directory"}
     return known.get(error.errno or 0) or reason_of(error)

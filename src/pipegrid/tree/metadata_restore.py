@@ -1,4 +1,4 @@
-"""Restoring extended metadata: owners, access control lists, attributes, hard links, holes."""
+"""Restoring extended metadata: owners, access control lists, attributes, hard links, and holes."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from pipegrid.tree.extended_metadata import (
 )
 from pipegrid.tree.local_directory_descriptor import DirectoryFd
 
-# What is restored without being asked for cannot give another user's tree any right: attributes of the kind
-# ``user``, access control lists, owners. Attributes that do (``security.capability``, ``trusted``) need
-# ``privileged``, as set-user-ID bits need the mode ``exact``.
+# Some metadata is restored by default: attributes of the kind ``user``, access control lists, and owners.
+# This metadata cannot give rights to the author of a tree. Attributes that can (``security.capability``,
+# ``trusted``) need ``may_give_rights``, as set-user-ID bits need the mode ``exact``.
 #
 # The order is: data, owner, attributes, lists, privileged attributes, mode, time, name. A change of the owner
-# removes set-user-ID bits and capabilities, and a file without write permission accepts no attributes.
+# removes set-user-ID bits and capabilities, and attributes cannot be set on a file without write permission.
 
 Owners = Literal["names", "numbers", "none"]
 """
-``names``: a user or group of the stored name, otherwise of the stored number; ``numbers``: of the stored
-number; ``none``: the user who restores.
+``names``: the user or group with the stored name or, if there is none, with the stored number; ``numbers``:
+with the stored number; ``none``: the user who restores.
 """
 
 _LISTS = (ACCESS_LIST, DEFAULT_LIST, "system.nfs4_acl")
@@ -48,11 +48,11 @@ _ABSENT = frozenset({errno.ENODATA, errno.EOPNOTSUPP, errno.ENOSYS})
 
 class RestoredExtended:
     """
-    The extended metadata of one file, directory or link that is restored.
+    The extended metadata that is restored for one file, directory or link.
 
     Attributes:
-        stored: as parsed; owners are those of this system.
-        lost: what could not be restored: kinds, and the reason of each.
+        stored: the parsed metadata, with owners mapped to users and groups of this system.
+        lost: the kinds of metadata that could not be restored, each with the reason.
     """
 
     __slots__ = ("_group_bits", "_may_give_rights", "_set_ids", "lost", "stored")
@@ -72,12 +72,13 @@ class RestoredExtended:
         self, at: int | str, *, fresh: bool = False, found: os.stat_result | None = None
     ) -> None:
         """
-        Set owner and attributes; what cannot be set is in ``lost``.
+        Set owner and attributes; what cannot be set is recorded in ``lost``.
 
         Args:
-            at: a descriptor, or a path, which is followed.
-            fresh: it was just created, so a list that it has inherited is removed.
-            found: its status, if the caller knows it.
+            at: a descriptor, or a path, at the end of which links are followed.
+            fresh: whether the file was just created; then access control lists that it has inherited are
+                removed.
+            found: the status of the file, if the caller knows it.
         """
         try:
             self._set_owner(at, os.stat(at) if found is None else found)
@@ -94,8 +95,10 @@ class RestoredExtended:
         """
         Return the mode to set after ``apply``.
 
-        The bits for the group are those that a list grants at most, and its group may have fewer: without the
-        list that group gets only its own. A program whose owner was not restored does not run as another one.
+        With an access control list, the group bits of the mode are a maximum, and the group itself may have
+        fewer rights. So if the list could not be set, the group bits are reduced to the group's own rights.
+        If the owner was not restored, set-id bits are removed, so that a program does not run as another
+        user.
         """
         if mode is None:
             return None
@@ -108,13 +111,14 @@ class RestoredExtended:
 
     def apply_to(self, inside: int, name: str, mtime_ns: int | None) -> None:
         """
-        Do the same for an existing file or link.
+        Set owner and attributes of an existing file or link.
 
-        Another user may have put a second name of a foreign file there: that is not changed.
+        A file with several names may be a foreign file, to which another user has made a hard link: it is
+        changed only if it has the right time.
 
         Args:
-            inside: a descriptor of its directory.
-            mtime_ns: a file with several names must have this time.
+            inside: a descriptor of the directory of the file.
+            mtime_ns: the time that a file with several names must have.
         """
         try:
             fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=inside)
@@ -141,7 +145,7 @@ class RestoredExtended:
         try:
             os.chown(at, *wanted)
         except OSError:
-            if wanted[1] != found.st_gid:  # a member of a group may give files to it
+            if wanted[1] != found.st_gid:  # users may give files to their own groups
                 with suppress(OSError):
                     os.chown(at, -1, wanted[1])
                     if wanted[0] == found.st_uid:
@@ -149,7 +153,7 @@ class RestoredExtended:
             raise
 
     def _kept_set_ids(self, at: int | str) -> int:
-        """Return the set-id bits that a file may have with the owner that it has now."""
+        """Return the set-id bits that a file may have with its present owner."""
         kept = 0
         with suppress(OSError):
             found = os.stat(at)
@@ -160,7 +164,7 @@ class RestoredExtended:
 
     def _remove_lists(self, at: int | str) -> None:
         wanted = {name for name, _ in self.stored.attributes}
-        with suppress(OSError):  # a file system without lists
+        with suppress(OSError):  # this file system has no access control lists
             for name in os.listxattr(at):
                 if name in _LISTS and name not in wanted:
                     os.removexattr(at, name)
@@ -183,10 +187,10 @@ _KINDS = ("extended attribute", "access control list", "privileged attribute")
 
 
 def gives_lists(directory: int) -> bool:
-    """Return whether what is created in an open directory may inherit an access control list."""
+    """Return whether new entries of an open directory may inherit an access control list."""
     try:
         return not {*_LISTS}.isdisjoint(os.listxattr(directory))
-    except OSError as error:  # such as of a directory that may not be listed
+    except OSError as error:  # for example, if the directory may not be read
         return error.errno not in _ABSENT
 
 
@@ -198,11 +202,11 @@ def _value(at: int | str, name: str) -> bytes | None:
     try:
         return os.getxattr(at, name)
     except OSError:
-        return None  # it has none, or the attempt to set it reports why not
+        return None  # it is missing; or else setting it reports the reason
 
 
 def owners_of(numeric: bool, none: bool) -> Owners:
-    """Return which owners are restored, by the options of a command."""
+    """Return which owners are restored, from the options of a command."""
     return "none" if none else "numbers" if numeric else "names"
 
 
@@ -223,8 +227,8 @@ class ExtendedRestore:
 
     Args:
         owners: see ``Owners``.
-        may_give_rights: restore attributes that can give a program or its users rights.
-        names: what PipeGrid has stored in the metadata of the run: it has the names of owners.
+        may_give_rights: whether attributes are restored that can give a program or its users rights.
+        names: the value of PipeGrid's key in the metadata of the run, which has the names of owners.
     """
 
     def __init__(
@@ -240,7 +244,7 @@ class ExtendedRestore:
         self._groups: dict[int, int] = {}
 
     def resolve(self) -> None:
-        """Look up the names of owners, for which the system may take long."""
+        """Look up the names of owners in the system, which may take long."""
         if self._owners != "names":
             return
         for number, name in stored_names(self._names, USERS).items():
@@ -252,7 +256,7 @@ class ExtendedRestore:
 
     def of(self, metadata: Mapping[str, Any], ours: Any) -> RestoredExtended:
         """
-        Return what is restored of an entry.
+        Return the extended metadata that is restored for an entry.
 
         Args:
             metadata, ours: see ``stored_metadata``.
@@ -279,18 +283,21 @@ class ExtendedRestore:
         return self._groups.get(number, number)
 
 
-# Hard links of one restore: the first name of a file is fetched, and the others become links to it.
+# Hard links of one restore: the first name of a file is fetched, and its other names become links to the
+# first.
 #
-# A file and its further names must have the same identifier, cap, mode, time, owner and attributes. So a
-# lying tree can make links only between files that it could have written as copies; and what is linked to is
-# the file at a place that this run has written or found complete, never a link, and never outside of the
-# target.
+# All names of a file must have the same identifier, cap, mode, time, owner and attributes. So a forged tree
+# can make links only between files that it could also have written as copies. The target of such a link is
+# always a file that this run has written or found complete, never a symbolic link, and never outside of the
+# directory that is restored.
 
 MAX_LINKED = 200_000
-"""Files with several names that one restore knows; the names of others become copies."""
+"""
+The maximum number of files with several names that one restore records; the names of others become copies.
+"""
 
 MAX_WAITING = 10_000
-"""Names that wait until the file is complete; further ones become copies."""
+"""The maximum number of names that wait until their file is complete; further names become copies."""
 
 
 F = TypeVar("F")
@@ -301,25 +308,25 @@ class LinkedFiles(Generic[F]):
     The files of one restore that have several names; ``F`` is a name that is fetched.
 
     Attributes:
-        left_out: the name added last is not known as another name, since there are too many.
+        left_out: whether the name added last becomes a copy, since there are too many.
     """
 
     def __init__(self) -> None:
         self.left_out = False
-        # The first name of each file, and those that wait for it; None: it is complete.
+        # For each file: its first name, and the names that wait for it; None: the file is complete.
         self._names: dict[Any, tuple[F, list[F] | None]] = {}
         self._waiting = 0
 
     def add(self, key: Any, file: F) -> F | None:
         """
-        Add a name; return the one that is fetched first.
+        Add a name of a file; return what to do with it.
 
         Args:
             key: what all names of one file have in common.
 
         Returns:
-            the name itself: fetch it; another one: it is complete, so link to it; None: this name
-            waits until the first is complete.
+            the name itself: fetch it. Another name, whose file is complete: link to that. None: the name
+                waits until the first is complete.
         """
         if key not in self._names:
             self.left_out = len(self._names) >= MAX_LINKED
@@ -338,9 +345,10 @@ class LinkedFiles(Generic[F]):
 
     def ended(self, key: Any, file: F, succeeded: bool) -> list[F]:
         """
-        A name was fetched or has failed; return those that may be linked or fetched now.
+        Record that a name was fetched or has failed; return the waiting names that may begin now.
 
-        If it has failed, the next one becomes the first.
+        After a success, all of them can be linked. After a failure, only the next one begins, and becomes the
+        first name.
         """
         first, waiting = self._names.get(key, (None, None))
         if first is not file or waiting is None:
@@ -356,7 +364,10 @@ class LinkedFiles(Generic[F]):
         return waiting
 
     def exists(self, key: Any, file: F) -> F | None:
-        """A name exists already, complete; return the first name, None if that is not complete yet."""
+        """
+        Record that a name exists already, with a complete file; return the first name of the file, None if
+        that is not complete yet.
+        """
         if key not in self._names:
             if len(self._names) < MAX_LINKED:
                 self._names[key] = file, None
@@ -370,7 +381,7 @@ NamedPlace = tuple[DirectoryFd, str]
 
 
 def is_one_file(first: NamedPlace, second: NamedPlace) -> bool:
-    """Return whether two names are names of one file."""
+    """Return whether two names belong to the same file."""
     with (
         suppress(OSError, PipegridError),
         first[0].entered() as there,
@@ -386,14 +397,14 @@ def link_file(
     first: NamedPlace, second: NamedPlace, size: int, mtime_ns: int | None, replace: bool
 ) -> bool:
     """
-    Give a complete file a second name; blocks.
+    Give a complete file a second name. This blocks.
 
     Args:
-        size, mtime_ns: of the file; another one is not linked to.
-        replace: replace an existing file or link.
+        size, mtime_ns: the size and time that the file must have to be linked to.
+        replace: whether an existing file or link is replaced.
 
     Returns:
-        whether it has the name now; if not, for whatever reason, nothing has changed.
+        whether the file has the second name now; if it has not, nothing has changed.
     """
     name = os.path.basename(second[1])
     with (
@@ -418,7 +429,7 @@ def link_file(
             else:
                 os.link(hidden, name, src_dir_fd=inside, dst_dir_fd=inside, follow_symlinks=False)
         finally:
-            with suppress(OSError):  # after a rename between two names of one file it still exists
+            with suppress(OSError):  # renaming between two names of one file keeps both
                 os.unlink(hidden, dir_fd=inside)
         sync_directory(inside)
         return True
@@ -432,13 +443,14 @@ _ZEROS = bytes(HOLE_BYTES)
 
 def holes_in(data: memoryview, position: int) -> Iterator[tuple[int, int, bool]]:
     """
-    Divide consecutive bytes of a file into blocks of zeros and others; at both ends parts of blocks count.
+    Divide consecutive bytes of a file into holes (blocks of zeros) and data; an incomplete block at either
+    end can also be a hole.
 
     Args:
-        position: of the bytes in the file; blocks of ``HOLE_BYTES`` begin at its multiples.
+        position: the position of the bytes in the file; blocks begin at multiples of ``HOLE_BYTES``.
 
     Yields:
-        begin and end of each part in the data, and whether it is a hole; neighbours differ.
+        begin and end of each part in ``data``, and whether it is a hole; holes and data alternate.
     """
     begin = at = 0
     was_hole = False

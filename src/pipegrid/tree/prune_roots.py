@@ -1,9 +1,9 @@
 """
-The caps that a client's directory keeps: what they reach must stay on the grid.
+The caps that a client's directory keeps. A prune must not release what is reachable from these caps.
 
-These are all caps in the files of ``private``: aliases, ``root_dir.cap``, the accounts of SFTP, pins, and
-what other programs keep there. Pins are the caps that a user keeps for no other purpose: lines ``NAME: CAP``
-in ``private/pins``.
+They are all caps in the files of ``private``: aliases, ``root_dir.cap``, the accounts of SFTP, pins, and what
+other programs keep there. Pins are caps that a user keeps for no other purpose: lines ``NAME: CAP`` in
+``private/pins``.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _CAP = re.compile(rb"URI:[A-Za-z0-9:+-]+")
 @attrs.frozen
 class Root:
     """
-    What is kept.
+    A cap that is kept.
 
     Attributes:
-        name: for messages, such as "the alias 'home'".
+        name: a name for messages, such as "the alias 'home'".
     """
 
     name: str
@@ -58,7 +58,7 @@ def kept_caps(directory: Path) -> list[Root]:
             data = read_file(path, _MAX_FILE_BYTES + 1)
         except OSError as error:
             raise _unreadable(path, error.strerror or str(error)) from error
-        if b"\0" in data[:4096]:  # a database or key, in which text cannot be told from other bytes
+        if b"\0" in data[:4096]:  # a database or key, in which caps cannot be found
             continue
         if len(data) > _MAX_FILE_BYTES:
             raise _unreadable(path, f"it has more than {_MAX_FILE_BYTES} bytes; move it away")
@@ -73,11 +73,11 @@ def kept_caps(directory: Path) -> list[Root]:
 
 def tahoe_backup_objects(directory: Path) -> Iterator[bytes]:
     """
-    Yield the storage indexes of the objects that ``tahoe backup`` of this node counts as stored: it does not
-    send them again.
+    Yield the storage indexes that this node's ``tahoe backup`` has recorded as stored, and would not send
+    again.
 
     Raises:
-        CannotReach: its database cannot be read.
+        CannotReach: the database of ``tahoe backup`` cannot be read.
     """
     path = directory / "private/backupdb.sqlite"
     if not path.exists():
@@ -146,12 +146,12 @@ def read_pins(directory: Path) -> dict[str, Cap]:
 
 def add_pin(directory: Path, name: str, cap: Cap) -> None:
     """
-    Keep a cap.
+    Add a pin, which keeps a cap.
 
     Raises:
-        CapError: it cannot be kept: nothing is stored under it, or it is a directory's verify cap, which does
-            not show what is below.
-        UsageError: the name is impossible, or another cap has it.
+        CapError: the cap cannot be kept: no server stores anything for it, or it does not show what is
+            reachable from it.
+        UsageError: a pin cannot have this name, or the name keeps another cap.
         SinkError: the file cannot be written.
     """
     file = cap.file if isinstance(cap, DirectoryCap) else cap
@@ -182,10 +182,10 @@ def remove_pin(directory: Path, name: str) -> Cap:
     Remove a pin; return its cap.
 
     Args:
-        name: or the pinned cap.
+        name: the name of the pin, or the pinned cap.
 
     Raises:
-        UsageError: there is no such pin.
+        UsageError: the pin does not exist.
         SinkError: the file cannot be written.
     """
     with _changed_pins(directory) as pins:
@@ -197,7 +197,7 @@ def remove_pin(directory: Path, name: str) -> Cap:
 
 @contextmanager
 def _changed_pins(directory: Path) -> Iterator[dict[str, Cap]]:
-    """Yield the pins, locked; at the end replace the file, durably and atomically."""
+    """Lock the pins and yield them; then write the changed pins, durably and atomically."""
     private = directory / "private"
     path = private / "pins.lock"
     try:

@@ -1,9 +1,9 @@
 """
-Ranges of a file on the grid, for a client that reads it in sequence or at random.
+Reading ranges of a file on the grid, for a client that reads in sequence or at random.
 
-Sequential reads share one running download, which is a bounded number of bytes in front of the client, and
-pauses when the client does. Other ranges are fetched one by one. Threads take what a download holds without
-asking the reactor's thread.
+Sequential reads share one download, which runs ahead of the client by a limited number of bytes, and pauses
+when the client does. Other ranges are fetched one by one. Threads can take bytes that a download has in
+memory without waiting for the reactor's thread.
 """
 
 from __future__ import annotations
@@ -27,34 +27,41 @@ from pipegrid.transfer.get.sink import IBufferConsumer
 from pipegrid.tree.tree_grid import Grid
 
 AHEAD_BYTES = 4 << 20
-"""How far a download may be in front of its reader."""
+"""The maximum number of bytes by which a download may be ahead of its reader."""
 
 _FIRST_AHEAD_BYTES = 256 << 10
-"""The same at its beginning: many programs read only the head of a file."""
+"""The maximum when a download begins; it is low, since many programs read only the start of a file."""
 
 KEPT_BEHIND_BYTES = 512 << 10
-"""How much stays after a client has read it."""
+"""How many bytes stay in memory after a client has read them."""
 
 WHOLE_BYTES = 256 << 10
-"""Files up to this size are fetched whole."""
+"""Files up to this size are fetched as a whole."""
 
 READING_BYTES = 32 << 20
-"""Memory of all downloads."""
+"""The maximum memory for all downloads together."""
 
 MOST_WHOLE_BYTES = 16 << 20
-"""Memory for files that were fetched whole; beyond that they are fetched again for each request."""
+"""
+The maximum memory for files that were fetched as a whole; further files are fetched again for each request.
+"""
 
 PROGRESS_BYTES = 1 << 20
-"""After threads have taken so many bytes, the reactor's thread looks whether a download must go on."""
+"""
+When threads have taken this many bytes, the reactor's thread checks whether a paused download must resume.
+"""
 
 MOST_STREAMS = 6
-"""Downloads that may run at once, each of which takes about 20 MB; further readers fetch range by range."""
+"""
+The maximum number of downloads that run at the same time, of about 20 MB each; further readers fetch ranges
+one by one.
+"""
 
 MOST_FETCHES = 6
-"""Ranges, and small files, that are fetched at once; others wait."""
+"""The maximum number of ranges and small files that are fetched at the same time; others wait."""
 
 UNUSED_S = 2.0
-"""A download that no request has used for this long may be replaced by another reader's."""
+"""A download that no request has used for this long may be replaced by the download of another reader."""
 
 IDLE_S = 30.0
 """A download that no request has used for this long ends."""
@@ -67,12 +74,13 @@ class ReadSpace:
     Divides memory among all files that are being read.
 
     Args:
-        ahead_bytes: how far a download may be in front of its reader.
-        reading_bytes: memory of all downloads.
-        behind_bytes: how much stays after a client has read it, for requests that arrive out of order.
+        ahead_bytes: the maximum number of bytes by which a download may be ahead of its reader.
+        reading_bytes: the maximum memory for all downloads together.
+        behind_bytes: how many bytes stay in memory after a client has read them, for requests that arrive out
+            of order.
 
     Attributes:
-        whole_bytes: held of files that were fetched whole.
+        whole_bytes: the memory used by files that were fetched as a whole.
         running: the downloads of all readers.
     """
 
@@ -91,11 +99,11 @@ class ReadSpace:
 
     @property
     def streams(self) -> int:
-        """How many downloads run, of all readers."""
+        """The number of running downloads of all readers."""
         return len(self.running)
 
     def make_way(self, now: float) -> bool:
-        """Return whether a download may begin, perhaps in place of an unused one."""
+        """Return whether a download may begin; if necessary, end an unused one first."""
         if self.streams >= MOST_STREAMS:
             unused = [
                 each
@@ -108,25 +116,27 @@ class ReadSpace:
 
     @property
     def ahead_bytes(self) -> int:
-        """How far each download may be in front of its reader now."""
+        """The number of bytes by which each download may be ahead of its reader now."""
         share = self._reading_bytes // max(1, self.streams) - self.behind_bytes
         return min(self._ahead_bytes, max(_FIRST_AHEAD_BYTES, share))
 
     async def fetch(self, grid: Grid, cap: Cap, start: int, length: int) -> bytes:
-        """Fetch a range when its turn comes; raises as ``Grid.read`` does."""
+        """
+        Fetch a range when fewer than ``MOST_FETCHES`` are running; raises the same errors as ``Grid.read``.
+        """
         return await self._turns.run(grid.read, cap, start, length)
 
 
 @implementer(IBufferConsumer)
 class _ReadAhead:
     """
-    One download from a position of a file to its end, and the bytes that are held of it.
+    One download from a position of a file to its end, and the downloaded bytes in memory.
 
     Methods are called in the reactor's thread, except ``read_held``.
 
     Attributes:
-        start, end: the range of the file that is held.
-        used_at: when it was used last, in seconds of the clock.
+        start, end: the range of the file that is in memory.
+        used_at: when a request last used the download, in seconds of the clock.
     """
 
     def __init__(
@@ -145,7 +155,7 @@ class _ReadAhead:
         self._clock = grid.clock
         self._wanted_end = start
         self._progress_end = start
-        self._lock = Lock()  # for the range that is held, and its pieces
+        self._lock = Lock()  # protects ``start``, ``end`` and the pieces
         self._pieces: deque[Buffer] = deque()
         self._waiting: list[tuple[int, int, Deferred[list[Buffer]]]] = []
         self._producer: IPushProducer | None = None
@@ -158,12 +168,12 @@ class _ReadAhead:
         self._running.addCallbacks(self._finish, self._fail)
 
     def covers(self, offset: int) -> bool:
-        """Return whether the bytes at an offset are held, or will be soon."""
+        """Return whether the byte at an offset is in memory, or will be soon."""
         return not self.failed and self.start <= offset <= self.end + self._ahead_bytes
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a request waits for its bytes."""
+        """Whether a request waits for bytes of this download."""
         return bool(self._waiting)
 
     @property
@@ -173,9 +183,9 @@ class _ReadAhead:
 
     def read(self, offset: int, length: int) -> Deferred[list[Buffer]]:
         """
-        Return the pieces of a range whose start ``covers`` accepts, and which ends within the file.
+        Return the pieces of a range; ``covers`` must accept its start, and it must end within the file.
 
-        It is shorter if the file is mutable and is shorter now.
+        The pieces have fewer bytes if a mutable file has become shorter.
         """
         self.used_at = self._clock.seconds()
         waiting: Deferred[list[Buffer]] = Deferred(self._forget)
@@ -187,7 +197,10 @@ class _ReadAhead:
     def read_held(
         self, offset: int, length: int, in_reactor: Callable[[Callable[[], object]], object]
     ) -> bytes | None:
-        """Return a range if all of it is held; in any thread. The arguments are those of ``FileReader``."""
+        """
+        Return a range if all of it is in memory. May be called in any thread; for the arguments see
+        ``FileReader``.
+        """
         end = offset + length
         with self._lock:
             if not self.start <= offset <= end <= self.end:
@@ -223,7 +236,8 @@ class _ReadAhead:
         ready = [each for each in self._waiting if self._complete or each[1] <= self.end]
         if ready:
             self._waiting = [each for each in self._waiting if each not in ready]
-            # All are cut first: a reader that gets its bytes may read on, close the file, or cancel others.
+            # All ranges are cut before the first is delivered: its reader may read on, close the file, or
+            # cancel other requests.
             found = [
                 cut(self._pieces, start - self.start, end - self.start) for start, end, _ in ready
             ]
@@ -248,7 +262,7 @@ class _ReadAhead:
         self._serve()
 
     def _fail(self, failure: Failure) -> None:
-        self.failed = True  # the failure itself would keep alive everything that the download held
+        self.failed = True  # storing the failure would keep all downloaded bytes alive
         waiting, self._waiting = self._waiting, []
         for *_, each in waiting:
             each.errback(failure)
@@ -265,17 +279,17 @@ class _ReadAhead:
             self._producer = None
 
     def drop(self) -> None:
-        """End it in favour of another reader's download."""
+        """End this download in favour of the download of another reader."""
         self._dropped(self)
 
 
 class FileReader:
     """
-    Reads ranges of one file, as it is when it is opened.
+    Reads ranges of one file.
 
     Args:
-        cap: of a file.
-        size: of the file, in bytes.
+        cap: the cap of a file.
+        size: the size of the file when it was opened, in bytes.
     """
 
     def __init__(self, grid: Grid, cap: Cap, size: int, space: ReadSpace) -> None:
@@ -294,15 +308,15 @@ class FileReader:
 
     async def read(self, offset: int, length: int) -> bytes:
         """
-        Return a range; it is shorter at the end of the file.
+        Return a range; the result is shorter at the end of the file.
 
         Raises:
-            PipegridError: the grid could not fetch it.
+            PipegridError: the range could not be fetched from the grid.
         """
         return b"".join(await self.read_pieces(offset, length))
 
     async def read_pieces(self, offset: int, length: int) -> Sequence[Buffer]:
-        """Do the same, but leave it to the caller's thread to join the pieces."""
+        """Like ``read``, but return pieces, which the caller can join in another thread."""
         length = min(length, self.size - offset)
         if length <= 0:
             return []
@@ -318,17 +332,18 @@ class FileReader:
         try:
             return await stream.read(offset, length)
         except GridError:
-            # The cause of the failure may be over, and a new download uses other servers.
+            # Fetch it once more: the cause of the failure may be over, and a new request uses other servers.
             return [await self._space.fetch(self._grid, self._cap, offset, length)]
 
     def read_held(
         self, offset: int, length: int, in_reactor: Callable[[Callable[[], object]], object]
     ) -> bytes | None:
         """
-        Return a range within the file that a download holds; None: ``read`` returns it. In any thread.
+        Return a range within the file if a download has all of it in memory; None: call ``read`` instead. May
+        be called in any thread.
 
         Args:
-            in_reactor: calls a function in the reactor's thread, some time later.
+            in_reactor: makes the reactor's thread call a function later.
         """
         for stream in tuple(self._streams):
             found = stream.read_held(offset, length, in_reactor)
@@ -385,7 +400,7 @@ class FileReader:
             self._idle.set(IDLE_S)
 
     def close(self) -> None:
-        """End running downloads, and free the memory."""
+        """End running downloads, and free their memory."""
         self._closed = True
         self._idle.stop()
         self._space.whole_bytes -= self._kept_bytes

@@ -1,4 +1,4 @@
-"""Retry policy and queue for unreachable servers."""
+"""Retries of operations that failed because servers were unreachable: the policy, and a queue."""
 
 from __future__ import annotations
 
@@ -11,43 +11,50 @@ from twisted.internet.task import deferLater
 
 from pipegrid.errors import NotEnoughSharesError, UnhappyError
 
-# Which objects of a tree are tried again after servers were unreachable, and when; pure.
+# This part decides which objects of a tree are retried after servers were unreachable, and when. It does no
+# input or output.
 #
-# Servers go away during a long run and come back: a router restarts, a link fails. What is running then
-# fails, and is kept. There are two cases:
+# During a long run, servers may become unreachable for a while: a router restarts, or a link fails. The
+# running objects then fail, and are kept for a retry. There are two cases:
 #
-# * Other objects came through meanwhile: servers are reachable, and this object is tried again at the end.
-# * None did: too few servers are reachable. To begin further objects would lose the rest of the tree within
-#   seconds where connections are refused. So nothing new begins, and after a pause one of the kept objects is
-#   tried, again and again, until one comes through. Then the others are tried again, and the run continues.
+# * Other objects have succeeded meanwhile: servers are reachable, and the failed object is retried at the
+#   end.
+# * No object has succeeded: too few servers are reachable. If connections are refused, each new object would
+#   fail at once, and the rest of the tree would be lost within seconds. So no new object begins. After a
+#   pause, one of the kept objects is tried, and again after further pauses, until one succeeds. Then the
+#   others are retried, and the run continues.
 #
-# Bounds: ``MOST`` objects are kept. The pauses last ``WAIT_S`` in total, or ``FIRST_WAIT_S`` if nothing has
-# ever come through. After that all kept objects are given up, and none is kept until something comes through
-# again.
+# Limits: at most ``MOST`` objects are kept. The pauses last ``WAIT_S`` in total, or ``FIRST_WAIT_S`` if no
+# object has ever succeeded. After that, all kept objects are given up, and none is kept until an object
+# succeeds again.
 #
-#     out:   next() → what to try again now      take_lost() → what is given up
-#     in:    failed(), succeeded(), or ended() of each object of the run
+#     out:   next() → what to retry now          take_lost() → what is given up
+#     in:    failed(), succeeded(), or ended() for each object of the run
 
 T = TypeVar("T", bound=Hashable)
 
 MOST = 10_000
-"""Objects; each takes some kilobytes."""
+"""The maximum number of kept objects; each takes some kilobytes."""
 
 WAIT_S = 600.0
 FIRST_WAIT_S = 120.0
 """
-Without a network the user must learn that soon; a machine that has just woken up has one within this time.
+The wait is short if no object has succeeded yet, so that users without a network soon see an error; it
+suffices for a machine that has just woken up to get a network.
 """
 
 PAUSES_S = (5.0, 10.0, 20.0, 30.0)
-"""Between attempts; the last one repeats."""
+"""The pauses between attempts; the last one is repeated."""
 
 STRAGGLERS_S = PAUSES_S[0]
-"""For this long, only a probe that comes through ends a wait; after that, any object does."""
+"""During the first seconds of a wait, only the success of a probe ends it; after that, any success does."""
 
 
 def wants_servers(error: Exception) -> bool:
-    """Whether it failed only because servers were unreachable: with them it might have come through."""
+    """
+    Return whether an operation failed only because servers were unreachable, and might have succeeded with
+    them.
+    """
     if isinstance(error, UnhappyError):
         return error.absent > 0 and error.reached + error.absent >= error.wanted
     if isinstance(error, NotEnoughSharesError):
@@ -56,7 +63,7 @@ def wants_servers(error: Exception) -> bool:
 
 
 SINGLE_PAUSES_S = PAUSES_S[:3]
-"""Before each retry of a write that ends a run."""
+"""The pauses before each retry in ``with_retries``."""
 
 R = TypeVar("R")
 
@@ -66,7 +73,7 @@ async def with_retries(clock: IReactorTime, start: Callable[[], Awaitable[R]]) -
     Return the result of an operation, which is retried a few times if servers were unreachable.
 
     Raises:
-        PipegridError: it failed for another reason, or in the last retry too.
+        PipegridError: the operation failed for another reason, or the last retry failed too.
     """
     for pause_s in SINGLE_PAUSES_S:
         try:
@@ -83,12 +90,12 @@ class RetryPolicy(Generic[T]):
     The retries of one run. Times are seconds of one monotonic clock.
 
     Args:
-        most: objects that are kept.
+        most: maximum number of objects that are kept for a retry.
 
     Attributes:
-        waiting: nothing new may begin, as too few servers are reachable.
-        given_up: the wait was without effect, and nothing has come through since.
-        next_s: while it waits, the time at which ``next`` has something; None while an attempt runs.
+        waiting: whether the run waits, since too few servers are reachable; then no new object may begin.
+        given_up: whether the wait ended without success, and no object has succeeded since.
+        next_s: during a wait, when ``next`` returns the next probe.
     """
 
     def __init__(self, most: int = MOST) -> None:
@@ -97,8 +104,8 @@ class RetryPolicy(Generic[T]):
         self._most = most
         self._kept: deque[T] = deque()
         self._lost: list[T] = []
-        self._again: set[T] = set()  # being tried again
-        self._probe: T | None = None  # the one that shows whether servers are back
+        self._again: set[T] = set()  # objects whose retry is running
+        self._probe: T | None = None  # the retry that tests whether servers are reachable
         self._pauses = 0
         self._began_s = self._waited_s = 0.0
         self._good_s: float | None = None
@@ -109,43 +116,44 @@ class RetryPolicy(Generic[T]):
 
     @property
     def left_s(self) -> float:
-        """How long servers are waited for at most, from the beginning of this wait."""
+        """The maximum duration of this wait, counted from its beginning."""
         allowed_s = FIRST_WAIT_S if self._good_s is None else WAIT_S
         return max(0.0, allowed_s - self._waited_s)
 
     @property
     def is_asking(self) -> bool:
-        """Whether it waits and an attempt is running."""
+        """Whether the run waits and a probe is running."""
         return self.waiting and self._probe is not None
 
     def is_probe(self, what: T) -> bool:
-        """Whether this attempt shows whether servers are back."""
+        """Return whether this object is the probe: the retry that tests whether servers are reachable."""
         return what == self._probe
 
     # Events.
 
     def succeeded(self, what: T, now_s: float) -> bool:
-        """Something came through; returns whether that was a retry."""
+        """Record that an object has succeeded; return whether that was a retry."""
         probe = self._probe
         second = what == probe or what in self._again
         self.ended(what)
         self._good_s = now_s
         self.given_up = False
-        # A response to a request sent before the outage says nothing about later requests.
+        # A response to a request from before the outage does not show that servers are reachable.
         if self.waiting and (what == probe or now_s - self._began_s >= STRAGGLERS_S):
             self._end_wait(now_s)
         return second
 
     def failed(self, what: T, began_s: float, now_s: float) -> bool:
         """
-        Something failed because servers were unreachable; returns whether it is kept, else it is lost.
+        Record that an object failed because servers were unreachable; return whether it is kept. Otherwise it
+        is lost.
 
         Args:
             began_s: when this attempt began.
         """
         if what == self._probe:
             self._probe = None
-            self._kept.append(what)  # another one may succeed
+            self._kept.append(what)  # at the end: another object may succeed
             self._pause(now_s)
             return True
         others_came = self._good_s is not None and self._good_s > began_s
@@ -160,7 +168,7 @@ class RetryPolicy(Generic[T]):
         return True
 
     def ended(self, what: T) -> None:
-        """Something ended in another way."""
+        """Record that an attempt ended in a way that does not show whether servers are reachable."""
         self._again.discard(what)
         if what == self._probe:
             self._probe = None
@@ -169,13 +177,13 @@ class RetryPolicy(Generic[T]):
 
     def next(self, now_s: float, at_end: bool = False) -> T | None:
         """
-        Return what to try now; None: nothing.
+        Return the object to retry now; None: there is none.
 
         Args:
-            at_end: nothing else is left to do.
+            at_end: whether the run has nothing else left to do.
         """
         if not self.waiting and self._kept and at_end and not self._back:
-            self._begin_wait(now_s)  # the state of servers is unknown: one is tried first
+            self._begin_wait(now_s)  # whether servers are reachable is unknown: probe first
         if self.waiting:
             return self._next_probe(now_s)
         if not self._kept:
@@ -187,7 +195,7 @@ class RetryPolicy(Generic[T]):
         return None
 
     def take_lost(self) -> list[T]:
-        """Return what was given up since the last call."""
+        """Return the objects that were given up since the last call."""
         lost, self._lost = self._lost, []
         return lost
 
@@ -196,7 +204,7 @@ class RetryPolicy(Generic[T]):
     def _next_probe(self, now_s: float) -> T | None:
         if self._probe is not None:
             return None
-        if not self._kept:  # the attempt ended in a way that says nothing about servers
+        if not self._kept:  # the probe ended for a reason other than servers
             self._end_wait(now_s)
         elif now_s - self._began_s >= self.left_s:
             self._end_wait(now_s)
@@ -222,7 +230,7 @@ class RetryPolicy(Generic[T]):
         self._back = True
 
 
-# What is kept of a tree for a retry; ``RetryPolicy`` decides when it is tried.
+# This part keeps the data for the retries of a tree; ``RetryPolicy`` decides when they happen.
 
 
 K = TypeVar("K")
@@ -230,10 +238,10 @@ K = TypeVar("K")
 
 class RetryQueue(Generic[T, K]):
     """
-    Keeps something (``K``) for each place (``T``) of a tree.
+    Keeps the data (``K``) for the retry of each object of a tree, by its place (``T``).
 
     Args:
-        wake: called when a pause is over, and ``next`` may have something.
+        wake: called at the end of a pause, when ``next`` may return something.
         tell: called with a sentence when too few servers are reachable, and with None when the run continues.
 
     Attributes:
@@ -254,11 +262,11 @@ class RetryQueue(Generic[T, K]):
 
     @property
     def has_any(self) -> bool:
-        """Whether ``next`` or ``take_lost`` may return something, now or later."""
+        """Whether ``next`` or ``take_lost`` may return something now or later."""
         return bool(self._kept or self._lost) or self.tries.waiting
 
     def keeps(self, place: T, kept: K, error: Exception, began_s: float) -> bool:
-        """Record that an attempt that began at ``began_s`` has failed; returns whether it is retried."""
+        """Record that an attempt that began at ``began_s`` has failed; return whether it is retried."""
         if not (wants_servers(error) and self.tries.failed(place, began_s, self._clock.seconds())):
             return False
         self._kept[place] = kept
@@ -266,21 +274,21 @@ class RetryQueue(Generic[T, K]):
         return True
 
     def succeeded(self, place: T) -> bool:
-        """Something came through; returns whether that was a retry."""
+        """Record that an object has succeeded; return whether that was a retry."""
         second = self.tries.succeeded(place, self._clock.seconds())
         self._notify_wait()
         return second
 
     def ended(self, place: T) -> None:
-        """Something ended in another way."""
+        """Record that an attempt ended in a way that does not show whether servers are reachable."""
         self.tries.ended(place)
 
     def next(self, at_end: bool) -> tuple[T, K] | None:
         """
-        Return what to try now; None: nothing.
+        Return the object to retry now, with its data; None: there is none.
 
         Args:
-            at_end: nothing else is left to do.
+            at_end: whether the run has nothing else left to do.
         """
         now_s = self._clock.seconds()
         place = self.tries.next(now_s, at_end)
@@ -292,12 +300,12 @@ class RetryQueue(Generic[T, K]):
         return None if place is None else (place, self._kept.pop(place))
 
     def take_lost(self) -> list[tuple[T, K]]:
-        """Return what is given up because servers stayed unreachable."""
+        """Return the objects that were given up because servers stayed unreachable."""
         lost, self._lost = self._lost, []
         return lost
 
     def close(self) -> None:
-        """Cancel the current pause without calling ``wake``; for the end of the run."""
+        """Cancel the current pause, without calling ``wake``; called at the end of the run."""
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
 

@@ -1,4 +1,4 @@
-"""Small files of a fetched tree on the local disk, written in groups."""
+"""Writing the small files of a fetched tree to the local disk, in groups."""
 
 from __future__ import annotations
 
@@ -19,15 +19,19 @@ from pipegrid.tree.local_directory_descriptor import DirectoryFd, failed
 from pipegrid.tree.local_files import TreePart, UnnamedFile, is_sparse, tree_part
 from pipegrid.tree.metadata_restore import gives_lists
 
-# Of a small file, waiting for the disk takes most of the time: it syncs a group of files in little more than
-# the time of one, and the names in a directory with one call. While groups are written, the next one gathers;
-# so on an idle disk no file waits for others, and on a busy one the groups grow.
+# Writing a small file mostly means waiting for the disk. Syncing a group of files takes the disk little
+# longer than syncing one file, and one call syncs all new names in a directory. While some groups are
+# written, the next one gathers files. So on an idle disk no file waits for others, and on a busy disk the
+# groups grow.
 
 GROUP_FILES = 16
-"""Each is an open file until it has its name."""
+"""The maximum number of files of a group; each is an open file until it has its name."""
 
 GROUP_BYTES = 2 << 20
-"""A group ends with the file that reaches this; it is written to its end, even after a cancellation."""
+"""
+A group ends with the file that makes it reach this size. A group that has begun is written completely, even
+after a cancellation.
+"""
 
 GROUPS_AT_ONCE = 2
 
@@ -44,7 +48,7 @@ _NO_UNNAMED = frozenset(
         errno.EXDEV,
     }
 )
-"""Errors of a file system that has no unnamed files, or gives them no names: then the part file is tried."""
+"""If creating or naming an unnamed file fails with one of these errors, a part file is used instead."""
 
 
 class WholeFile:
@@ -52,11 +56,11 @@ class WholeFile:
     A small file to be written, with all its bytes.
 
     Attributes:
-        home: its directory.
-        path: of the file.
-        replace: replace an existing file or link.
-        kept: the metadata of its entry.
-        identity: its device and inode when it has its name; None if they are not known.
+        home: the directory of the file.
+        path: the path of the file.
+        replace: whether an existing file or link is replaced.
+        kept: the metadata of the file's entry.
+        identity: the device and inode of the file when it has its name; None if unknown.
     """
 
     __slots__ = ("data", "home", "identity", "kept", "path", "replace")
@@ -78,16 +82,19 @@ class WholeFile:
 
 
 WriteOutcome = str | Exception
-"""Of one file: a clause about metadata that could not be set, empty if all was set; or why it failed."""
+"""
+The outcome of writing one file: a clause about metadata that could not be set (empty if all was set), or the
+error.
+"""
 
 
 def write_group(files: Sequence[WholeFile]) -> list[WriteOutcome]:
     """
-    Write files without names or under hidden ones, sync them, and give them their names; takes as long as the
-    disk does; in any thread.
+    Write files without names or under hidden ones, sync them, and give them their names. This blocks on the
+    disk, and may be called in any thread.
 
     Returns:
-        the outcome of each file; a file that fails does not stop the others.
+        the outcome of each file; if a file fails, the others are still written.
     """
     group = _Group()
     try:
@@ -98,7 +105,7 @@ def write_group(files: Sequence[WholeFile]) -> list[WriteOutcome]:
         group.close()
     outcomes = [group.outcomes[file] for file in files]
     if len(files) > 1:
-        # With few descriptors left, files are written one after another.
+        # If a file failed for lack of descriptors, it is written again alone.
         for number, outcome in enumerate(outcomes):
             if isinstance(outcome, Exception) and _errno(outcome) in _NO_DESCRIPTORS:
                 outcomes[number] = write_group(files[number : number + 1])[0]
@@ -107,16 +114,16 @@ def write_group(files: Sequence[WholeFile]) -> list[WriteOutcome]:
 
 class _Place:
     """
-    What is the same for all files of a group in one directory.
+    The directory of some files of a group, and what applies to all of them.
 
     Attributes:
         inside: a descriptor of the directory.
-        unnamed: how files without a name become durable in it; ``never``: they are not used.
-        inherits: files in it may inherit an access control list.
-        is_checked: it had its name when the first unnamed file of the group was complete.
+        unnamed: how unnamed files become durable in the directory; ``never``: unnamed files are not used.
+        inherits: whether files in the directory may inherit an access control list.
+        is_checked: whether the path still led to the directory when the first unnamed file was complete.
 
     Raises:
-        SinkError: it was moved, removed or replaced.
+        SinkError: the directory was moved, removed or replaced.
     """
 
     __slots__ = ("inherits", "inside", "is_checked", "unnamed")
@@ -132,11 +139,12 @@ class _Group:
     """
     Files that are written and synced together.
 
-    In a directory that this run has made, a file has no name until it is complete. In others it has a part
-    file, since there may be one of an earlier run, or another process may be writing the same file.
+    In a directory that this run has created, a file has no name until it is complete. In other directories a
+    part file is used, since an earlier run may have left one, or another process may be writing the same
+    file.
 
     Attributes:
-        outcomes: of the files that have ended.
+        outcomes: the outcomes of files that are finished.
     """
 
     def __init__(self) -> None:
@@ -145,7 +153,7 @@ class _Group:
         self._places: dict[DirectoryFd, _Place] = {}
 
     def begin(self, file: WholeFile, has_others: bool) -> None:
-        """Write a file; with others, the disk starts to write it, too."""
+        """Write a file; if the group has others, make the disk start writing it."""
         with self._noting([file]):
             place = self._places.get(file.home)
             if place is None:
@@ -155,7 +163,7 @@ class _Group:
                 begin_writing(part.fileno())
 
     def _unnamed(self, file: WholeFile, place: _Place) -> UnnamedFile | None:
-        """Write it without a name; None if that is not possible."""
+        """Write a file without a name; return None if that is not possible."""
         if place.unnamed == "never" or not file.home.is_new:
             return None
         if file.replace or is_sparse(file.kept):
@@ -165,12 +173,12 @@ class _Group:
         except OSError as error:
             if error.errno not in _NO_UNNAMED:
                 raise
-            return None  # the part file makes all others of the directory have one
+            return None  # then all files of the directory get part files
         self._parts[file] = part
         return part
 
     def _part(self, file: WholeFile, place: _Place) -> TreePart:
-        file.home.is_new = False  # from now on there may be parts
+        file.home.is_new = False  # from now on, the directory may contain part files
         part = tree_part(file.home, file.path, file.replace, file.kept, place.inside)
         self._parts[file] = part
         part.begin(len(file.data))
@@ -178,10 +186,11 @@ class _Group:
         return part
 
     def publish(self) -> None:
-        """Sync all files and give them their names, which become durable."""
+        """Sync all files and give them their names, durably."""
         for file, part in self._parts.items():
             if isinstance(part, UnnamedFile):
-                # All of them before the first name: so the first sync writes what all of them need.
+                # All files are synced before the first gets its name, so that the first sync can write what
+                # all of them need.
                 with self._noting([file]):
                     part.sync()
         named: dict[DirectoryFd, list[WholeFile]] = {}
@@ -221,11 +230,11 @@ class _Group:
                 if isinstance(part, UnnamedFile):
                     part.sync()
         sync_directory(place.inside)
-        if place.is_checked:  # once for all files; of a part, before its name
+        if place.is_checked:  # once for all; part files were checked before
             home.check()
 
     def close(self) -> None:
-        """Release what has not got its name, and all descriptors."""
+        """Drop files that have no name yet, and close all descriptors."""
         for part in self._parts.values():
             part.leave()
         for place in self._places.values():
@@ -234,7 +243,7 @@ class _Group:
 
     @contextmanager
     def _noting(self, files: Sequence[WholeFile]) -> Iterator[None]:
-        """Record an expected error as the outcome of these files."""
+        """Record an expected error of the block as the outcome of these files."""
         try:
             yield
         except PipegridError as error:
@@ -253,9 +262,9 @@ def _errno(error: BaseException | None) -> int | None:
 
 class WriteGroups:
     """
-    Writes the small files of one tree, several by one call in a worker thread.
+    Writes the small files of one tree, several with each call in a worker thread.
 
-    The caller bounds the bytes of all files that it passes.
+    The caller limits the total bytes of the files that are being written.
     """
 
     def __init__(self, workers: CpuWorkers) -> None:
@@ -265,12 +274,13 @@ class WriteGroups:
 
     def write(self, file: WholeFile) -> Deferred[str]:
         """
-        Write a file; fires when it is durable, with a clause about metadata that could not be set.
+        Write a file; the Deferred fires when it is durable, with a clause about metadata that could not be
+        set.
 
-        A file whose group has begun is written even if this is cancelled.
+        If the Deferred is cancelled after the group of the file has begun, the file is still written.
 
         Raises (through the Deferred):
-            SinkError: it cannot be written.
+            SinkError: the file cannot be written.
         """
 
         def forget(_: object) -> None:

@@ -1,4 +1,4 @@
-"""Check of every object of a tree."""
+"""Checking, and repairing, every object of a tree."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from pipegrid.transfer.upkeep import Upkeep, UpkeepOutcome, UpkeepRequest, Upkee
 from pipegrid.tree.retry_queue import MOST, RetryQueue, wants_servers
 from pipegrid.tree.walk import Met, TreePath, Unreadable, identity_of, walk
 
-# Objects of a tree whose repair failed because servers were unreachable. They are checked again at the end:
-# at once if others came through meanwhile, else when servers are back; see ``RetryPolicy``.
+# If a repair failed because servers were unreachable, the object is checked again at the end: immediately if
+# other objects have succeeded meanwhile, otherwise when servers are reachable; see ``RetryPolicy``.
 
 _SOMETHING_ELSE = -1
 
 
 def lacking(outcome: UpkeepOutcome) -> Exception | None:
-    """Return the error of an outcome if it may have failed only because servers were unreachable."""
+    """Return the error of an outcome if unreachable servers may be its only reason; otherwise None."""
     if isinstance(outcome, Failure):
         error = outcome.value
         return error if isinstance(error, Exception) and wants_servers(error) else None
@@ -42,22 +42,25 @@ def lacking(outcome: UpkeepOutcome) -> Exception | None:
     return None
 
 
-# The check of everything in a tree: each object once, while the tree is walked.
+# The check of a tree checks each object once, while the tree is walked.
 #
-# Directories must be read to be entered, and what they contain is checked at once. Reading and checking
-# overlap, so a tree takes about one round trip per level, and one more.
+# A directory must be read before it is entered. What it contains is checked as soon as it is read, so a tree
+# takes about one round trip per level, and one more.
 #
-# A directory that cannot be read is reported, and checked like any other object; the rest continues. What
-# could not be repaired because servers were unreachable is checked again at the end.
+# A directory that cannot be read is reported, and checked like any other object; the check continues. Objects
+# that could not be repaired because servers were unreachable are checked again at the end.
 #
-# **Write caps.** Repairing a mutable object takes its write cap, and so does checking its private key. But
-# the walk may first meet it through a link or directory that only reads. The outcome of such an object is
-# held back if its write cap could change it. At the end, if a held object was also met by a write cap, the
+# **Write caps.** Repairing a mutable object needs its write cap, and so does checking its private key. But
+# the walk may first meet such an object by a read cap. The outcome of its check is held back if a write cap
+# could change the outcome. If the walk later meets any object again by its write cap, then at the end the
 # mutable directories are walked again by their write caps, until the write caps of all held objects are
 # found. A tree without held objects is walked once.
 
 MAX_HELD = 10_000
-"""Objects whose write caps are searched in one walk, about 3 kB each; more objects take more walks."""
+"""
+The maximum number of held objects, about 3 kB each. Each time it is reached, the trees are walked again for
+their write caps.
+"""
 
 
 class FirstMet(NamedTuple):
@@ -65,9 +68,9 @@ class FirstMet(NamedTuple):
     Where in a tree an object was met first.
 
     Attributes:
-        path: names from the root; empty for the root itself.
-        cap: its cap; None if the tree does not reveal it.
-        write_cap: that changes it, if it is known where the object was met.
+        path: the names from the root; empty for the root itself.
+        cap: the cap of the object; None if the tree does not reveal it.
+        write_cap: its write cap, if it is known at this place.
     """
 
     path: TreePath
@@ -76,18 +79,18 @@ class FirstMet(NamedTuple):
 
     @property
     def best(self) -> Cap | None:
-        """The cap of those met that grants most."""
+        """The write cap if it is known, otherwise ``cap``."""
         return self.cap if self.write_cap is None else self.write_cap
 
 
 @attrs.define
 class TreeSummary(UpkeepSummary):
     """
-    The outcome of a tree, in numbers.
+    The outcome of checking a tree, in numbers.
 
     Attributes:
         unreadable: directories that could not be entered; their content is not counted.
-        second_tries: objects whose repair came through when servers were reachable again.
+        second_tries: objects whose repair was retried successfully when servers were reachable again.
     """
 
     unreadable: int = 0
@@ -100,15 +103,16 @@ OnUnread = Callable[[int, FirstMet, Exception], None]
 
 class CheckReports(NamedTuple):
     """
-    What a check of several trees calls, each with the number of the tree as first argument.
+    Callbacks of a check of several trees; the first argument of ``ended``, ``unreadable`` and ``met`` is the
+    number of the tree.
 
     Attributes:
-        ended: with each object's place and outcome, in the order of ending. Literal objects are healthy;
+        ended: called with each object's place and outcome when its check ends. Literal objects are healthy;
             objects of an unknown kind, which cannot be checked, have a failure.
-        unreadable: with each directory that could not be entered, and why.
-        waiting: with a sentence when a repair waits for servers, and with None when the run continues.
-        met: with everything that the walk meets, also with objects that were met before.
-        ready: returns when the next check may begin; a slow consumer of the reports delays it.
+        unreadable: called with each directory that could not be entered, and the error.
+        waiting: called with a sentence when a repair waits for servers, and with None when the run continues.
+        met: called with everything that the walk meets, including objects that were met before.
+        ready: returns when the next check may begin, so that a slow consumer of the reports can delay it.
     """
 
     ended: Ended | None = None
@@ -128,21 +132,21 @@ def check_tree(
     unreadable: Callable[[FirstMet, Exception], None] | None = None,
 ) -> Deferred[TreeSummary]:
     """
-    Check everything in a tree; fires with the outcome in numbers.
+    Check everything in a tree; the Deferred fires with the outcome in numbers.
 
     Args:
         grid: an open ``Grid``.
-        cap: of a directory; or of a file, which is then the only object.
+        cap: the cap of a directory; or of a file, which is then the only object.
         todo: what to do with each object.
-        bounds: how much at once.
-        ended: called with each object's place and outcome, in the order of ending. Literal objects are
-            healthy; objects of an unknown kind, which cannot be checked, have a failure.
-        unreadable: called with each directory that could not be entered, and why. Its own shares are checked
-            as well.
+        bounds: limits on how much is done at the same time.
+        ended: called with each object's place and outcome when its check ends. Literal objects are healthy;
+            objects of an unknown kind, which cannot be checked, have a failure.
+        unreadable: called with each directory that could not be entered, and the error. The shares of the
+            directory itself are checked as well.
 
     Raises (through the Deferred):
-        CapError: this is not a well-formed cap.
-        UnhappyError: there are no servers.
+        CapError: ``cap`` is not a well-formed cap.
+        UnhappyError: the grid has no servers.
     """
     reports = CheckReports(
         ended=None if ended is None else lambda _, *details: ended(*details),
@@ -161,10 +165,10 @@ def check_trees(
     reports: CheckReports | None = None,
 ) -> Deferred[TreeSummary]:
     """
-    Check several trees in turn as one; an object that is in two of them counts once.
+    Check several trees in turn, as if they were one; an object in several of them counts once.
 
     Args:
-        summary: counts are added to it; by default a new one.
+        summary: the counts are added to it; None: to a new one.
         Others: see ``check_tree``.
     """
     reports = reports or CheckReports()
@@ -174,7 +178,7 @@ def check_trees(
 
 _Keepable = ChkCap | ChkVerifierCap | LitCap | MutableCap
 _Placed = tuple[int, FirstMet, _Keepable]
-"""The number of an object's tree, its place, and the cap that it is checked by."""
+"""The number of an object's tree, its place, and the cap by which it is checked."""
 
 
 class _Trees:
@@ -263,7 +267,7 @@ class _Trees:
             upkeep.begin(cap, partial(self._note_read, identity, (number, place, cap)))
 
     async def _look_again(self, upkeep: Upkeep) -> None:
-        """Check again what was not repaired because servers were unreachable."""
+        """Retry the objects that were not repaired because servers were unreachable."""
         for number, (what, outcome, error) in enumerate(self._unrepaired):
             if not self._later.keeps(number, (what, outcome), error, -math.inf):
                 self._note(what, outcome)
@@ -302,7 +306,7 @@ class _Trees:
         self._summary.second_tries += helped
 
     def _came(self, what: _Placed, outcome: UpkeepOutcome) -> None:
-        """Record an outcome, unless the repair must be tried again because servers were unreachable."""
+        """Record an outcome, unless the repair must be retried because servers were unreachable."""
         if self._todo.repair:
             error = lacking(outcome)
             if error is None:
@@ -317,14 +321,14 @@ class _Trees:
         if self._reports.ended is not None:
             self._reports.ended(what[0], what[1], outcome)
 
-    # Write caps that are found later.
+    # The methods below find write caps for objects that were first met by a read cap.
 
     def _note_read(self, identity: bytes, what: _Placed, outcome: UpkeepOutcome) -> None:
         """Hold back the outcome of a mutable object if a write cap could change it."""
         if isinstance(outcome, Failure):
             wants_more = self._todo.repair and outcome.check(CapError) is not None
         else:
-            # Its private key was not checked.
+            # Without a write cap, the private key was not checked.
             cap = what[2]
             verified = isinstance(cap, MutableCap) and self._todo.verifies(cap)
             wants_more = verified and isinstance(outcome, CheckResult) and outcome.healthy
@@ -334,7 +338,10 @@ class _Trees:
             self._came(what, outcome)
 
     async def _find_write_caps(self, upkeep: Upkeep) -> None:
-        """Check held objects again by the write caps that the trees reveal; report the others as they are."""
+        """
+        Check held objects again by the write caps that the trees reveal; report those whose write cap was not
+        found.
+        """
         held, self._held = self._held, {}
         for cap in self._caps:
             with walk(self._grid, cap, by_write_caps=True) as tree:

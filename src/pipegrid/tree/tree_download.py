@@ -1,4 +1,4 @@
-"""The download of a tree: directories read ahead, files fetched, retries, a summary."""
+"""The download of a tree: reading directories in advance, fetching files, retries, and a summary."""
 
 from __future__ import annotations
 
@@ -35,17 +35,22 @@ from pipegrid.tree.retry_queue import MOST, RetryQueue, wants_servers
 from pipegrid.tree.small_file_writes import WholeFile, WriteGroups
 from pipegrid.tree.walk import Found, TreePath, Unreadable, WalkLimits, walk
 
-# Limits and results of fetching a tree.
+# The limits and results of fetching a tree.
 
 SMALL_IN_FLIGHT_BYTES = 16 << 20
-"""Of all small files together: it fills a link of 1 Gbit/s at 100 ms."""
+"""
+The maximum bytes of all small files in flight; they fill a link of 1 Gbit/s with a round-trip time of 100 ms.
+"""
 
 LARGE_AT_ONCE = 3
-"""Each may use ``DownloadSettings.memory_bytes``."""
+"""
+The maximum number of larger files that are fetched at the same time; each may use
+``DownloadSettings.memory_bytes``.
+"""
 
 
 MAX_PATHS = 1_000_000
-"""Of one fetched tree, by default."""
+"""The default maximum of paths in one fetched tree."""
 
 
 @attrs.define
@@ -56,12 +61,12 @@ class TreeGetResult:
     Attributes:
         files: fetched files.
         present: files that existed already.
-        directories, links: that exist now.
+        directories, links: those that exist now.
         size: bytes of files that were fetched or existed.
-        fetched_bytes: of fetched files.
+        fetched_bytes: bytes of fetched files.
         second_tries: files and directories whose retry succeeded when servers were reachable again.
         failed: objects that were left out; each was reported.
-        part_files: part files of other downloads, which the tree contains and which were skipped.
+        part_files: part files of other downloads that the tree contains; they were skipped.
         not_kept: files, directories and links that did not get their mode or time.
         not_restored: extended metadata that could not be restored.
     """
@@ -84,11 +89,11 @@ class GetTreeLimits(NamedTuple):
     Limits of fetching a tree.
 
     Attributes:
-        in_flight_bytes: of small files.
-        large_at_once: files that are larger.
-        jobs: files of either kind.
-        paths: files, directories and links; a small tree can have a billion paths.
-        walk, listing: see there.
+        in_flight_bytes: maximum bytes of small files in flight.
+        large_at_once: maximum number of larger files that are fetched at the same time.
+        jobs: maximum number of files of any size that are fetched at the same time.
+        walk, listing: see ``WalkLimits`` and ``ListingLimits``.
+        paths: maximum number of files, directories and links; a small tree can have a billion paths.
     """
 
     in_flight_bytes: int = SMALL_IN_FLIGHT_BYTES
@@ -101,7 +106,8 @@ class GetTreeLimits(NamedTuple):
 
 def bounded(limits: Limits) -> GetTreeLimits:
     """
-    Return the limits of fetching a tree on a grid with these limits: a quarter of the memory for each use.
+    Return the limits for fetching a tree on a grid with these limits. Small files in flight, and directories
+    read in advance, may each take a quarter of the grid's memory.
     """
     bounds = GetTreeLimits()
     jobs = bounds.jobs if limits.jobs is None else limits.jobs
@@ -113,7 +119,7 @@ def bounded(limits: Limits) -> GetTreeLimits:
     return GetTreeLimits(in_flight_bytes, min(bounds.large_at_once, jobs), jobs, walk)
 
 
-# A local directory while a tree is fetched into it.
+# The state of a local directory while a tree is fetched into it.
 
 
 @attrs.define(eq=False, repr=False)
@@ -122,10 +128,10 @@ class IncomingDirectory:
     A local directory of the tree that is fetched.
 
     Attributes:
-        home: None if it is left out with all its content.
-        names: its path on the grid.
-        unfinished: what has not ended in it, the walk through it included.
-        links: to be created in it.
+        home: the descriptor of the directory; None if the directory is left out with all its content.
+        names: the path of the directory on the grid.
+        unfinished: number of entries in it that have not ended, plus one while the walk is in it.
+        links: symbolic links to be created in it.
     """
 
     home: DirectoryFd | None
@@ -140,12 +146,12 @@ class IncomingDirectory:
 
     @property
     def there(self) -> DirectoryFd:
-        """The descriptor of the directory, which must not be left out."""
+        """The descriptor of the directory, which must not be one that is left out."""
         assert self.home is not None
         return self.home
 
     def claim(self, path: str, identity: tuple[int, int] | None = None) -> None:
-        """Record that what exists at a path belongs to the entry of that name; see ``NameCollisions``."""
+        """Record that the file at a path belongs to the entry with its name; see ``NameCollisions``."""
         self.taken.claim(self.there, path, identity)
 
 
@@ -156,17 +162,17 @@ class Unread(NamedTuple):
     parent: IncomingDirectory
 
 
-# One file of a tree, until it is complete.
+# The steps of fetching one file of a tree.
 
 SMALL_BYTES = 1 << 20
-"""Files up to this size are held in memory whole."""
+"""Files up to this size are held in memory as a whole."""
 
 LOOK_S = 0.1
 WAIT_S = 60.0
-"""Waiting for another process that writes the same file ends when it has written nothing for this long."""
+"""How long another process that writes the same file may make no progress before the wait for it fails."""
 
 MAX_LOOKS = 5
-"""Attempts at a file that changes while it is fetched."""
+"""The maximum number of retries for a file that another process has created meanwhile."""
 
 
 class FileOutcome(NamedTuple):
@@ -174,8 +180,8 @@ class FileOutcome(NamedTuple):
     How a file was obtained.
 
     Attributes:
-        not_kept: a clause about its mode and time if they could not be set, else empty.
-        identity: its device and inode, if they are known.
+        not_kept: a clause about its mode and time if they could not be set, otherwise empty.
+        identity: the device and inode of the file, if they are known.
     """
 
     how: Literal["fetched", "present", "link"]
@@ -189,13 +195,13 @@ class WantedFile(NamedTuple):
     A file to be fetched.
 
     Attributes:
-        path: names from the root of the tree.
-        size: None if it is known only by reading the file.
+        path: the names from the root of the tree.
+        size: the size of the file; None if only reading the file shows it.
         parent: the local directory.
         place: the local path.
-        standing: what existed there when the walk met the file.
-        kept: the metadata of its entry.
-        link_to: a complete file that this is another name of.
+        standing: what existed at the local path when the walk met the file.
+        kept: the metadata of the file's entry.
+        link_to: a complete file of which this is another name, or None.
     """
 
     path: TreePath
@@ -209,29 +215,29 @@ class WantedFile(NamedTuple):
 
     @property
     def link_key(self) -> tuple[Any, ...] | None:
-        """What all names of one file have in common; None: it has one name."""
+        """What all names of one file have in common; None: the file has only one name."""
         extended, kept = self.kept.extended, self.kept
         if extended is None or extended.stored.hard_link is None:
             return None
         return extended.stored, self.cap, self.size, kept.mode, kept.mtime_ns
 
     def lose_link(self) -> None:
-        """Note that the file is not one with its other names."""
+        """Record that this name could not be linked, so it is a separate file."""
         if self.kept.extended is not None:
             self.kept.extended.lost["hard link"] = "they are files with the same content"
 
     @property
     def is_small(self) -> bool:
-        """Whether it is held in memory whole."""
+        """Whether the file is held in memory as a whole."""
         return self.size is not None and self.size <= SMALL_BYTES
 
 
 class OtherWriter:
     """
-    Waits for another process that writes the same file, as long as it makes progress.
+    Waits for another process that writes the same file, as long as that process makes progress.
 
     Args:
-        grid: its clock is used.
+        grid: provides the clock.
     """
 
     def __init__(self, grid: Grid, file: WantedFile) -> None:
@@ -243,12 +249,12 @@ class OtherWriter:
 
     async def wait(self, error: SinkError) -> None:
         """
-        Wait a little.
+        Wait a moment before the file is tried again.
 
         Raises:
-            SinkError: this error; nothing has changed for ``WAIT_S``.
+            SinkError: the given error, if the other process made no progress for ``WAIT_S``.
         """
-        if isinstance(error, TargetExists):  # it is complete now, or another file
+        if isinstance(error, TargetExists):  # the path now has a file, complete or different
             self._looks += 1
             if self._looks > MAX_LOOKS:
                 raise error
@@ -267,11 +273,11 @@ class OtherWriter:
 
 class FileFetcher:
     """
-    Fetches files.
+    Fetches files of a tree.
 
     Args:
-        workers: threads for operations on the disk.
-        force: replace files that differ.
+        workers: threads for disk operations.
+        force: whether existing files that differ are replaced.
     """
 
     def __init__(self, grid: Grid, workers: CpuWorkers, force: bool) -> None:
@@ -284,10 +290,10 @@ class FileFetcher:
         """
         Fetch or link a file, unless it exists.
 
-        If another process writes the file, this waits as long as that makes progress.
+        If another process writes the same file, wait as long as that process makes progress.
 
         Args:
-            progress: for a large file, called with bytes fetched and their total.
+            progress: for a large file, called with the number of fetched bytes and of all bytes.
 
         Raises:
             PipegridError, OSError: the file could not be obtained.
@@ -312,14 +318,14 @@ class FileFetcher:
 
     async def _fetch(self, file: WantedFile, progress: Progress | None) -> FileOutcome:
         """
-        Fetch it, unless another process is writing it.
+        Fetch a file; fails if another process is writing it.
 
         Raises:
             PipegridError, OSError: the file could not be obtained.
         """
         home, cap, size = file.parent.there, file.cap, file.size
-        # Before bytes are fetched without effect; small files are so many that the first one which is
-        # written finds it out.
+        # Check the directory before bytes are fetched for nothing. For small files, which are many, this is
+        # only done after a failure, since writing the first file detects that the directory was moved.
         home.check_again() if file.is_small else home.check()
         if file.link_to is not None and await self._link(file, file.link_to):
             return FileOutcome("link", size or 0)
@@ -340,15 +346,15 @@ class FileFetcher:
         part = local_files.tree_part(home, file.place, replace, file.kept)
         try:
             result = await self._grid.get(cap, part, progress=progress)
-            # ``Grid.get`` publishes parts that it has opened, and those it is given.
+            # ``Grid.get`` may have published and closed the part already.
             if not part.closed:
                 await self._workers.run(part.publish)
         finally:
-            part.leave()  # keep its content for a later run
+            part.leave()  # an unfinished part stays for a later run
         return FileOutcome("fetched", result.size, part.not_kept)
 
     async def _link(self, file: WantedFile, first: WantedFile) -> bool:
-        """Make a file another name of a complete one, if possible; returns whether it is."""
+        """Make a file another name of a complete one, if possible; return whether that succeeded."""
         names = (first.parent.there, first.place), (file.parent.there, file.place)
         if file.standing in ("missing", "other"):
             replace = file.standing == "other"
@@ -373,23 +379,28 @@ class FileFetcher:
         return True
 
 
-# Fetching a whole tree: directories and files as one pipeline.
+# Fetching a whole tree: directories and files in one pipeline.
 #
-# The walk reads directories in advance, and files are fetched as they are met. Small files, up to a segment,
-# are fetched into memory, many at once, bounded by their bytes. A few large files are fetched at a time, each
-# into a part file next to its name. Everything else waits in the walk, which is bounded as well.
+# The walk reads directories in advance, and files are fetched as the walk meets them. Small files, up to a
+# segment, are fetched into memory, many at the same time, as far as a limit on their bytes allows. A few
+# large files are fetched at the same time, each into a part file next to its name. Everything else waits in
+# the walk, which has limits as well.
 #
 # **A second run** fetches what is missing or differs. A file with the size and time of its entry counts as
-# the same file. One with only the same size, and every file with ``paranoid``, is compared: it is encrypted
-# again segment by segment and checked against the hashes of its cap, which takes a round trip and the bytes
-# of the hashes.
+# unchanged. A file with only the same size, and every file with ``paranoid``, is compared: the local file is
+# encrypted again, segment by segment, and checked against the hashes of its cap. This takes a round trip and
+# fetches only the hashes.
 #
-# **Failures** are reported with their paths, and the rest continues. A failure due to unreachable servers is
-# retried (``RetryPolicy``), that of a directory at the end. Directories get their modes and times when all
-# their content has ended; links are created just before that, when no more files are written there.
+# **Failures** are reported with their paths, and the run continues. A failure due to unreachable servers is
+# retried (``RetryPolicy``), for a directory at the end. Directories get their modes and times when all their
+# content has ended. Symbolic links are created just before that, when no more files are written in the
+# directory.
 
 FILE_BYTES = 32 << 10
-"""The least that a file counts, for the objects of its download. So at most 512 are fetched at a time."""
+"""
+The minimum that a small file counts in the budget, for the objects of its download. So at most 512 small
+files are fetched at the same time.
+"""
 
 
 class TreeGetOptions(NamedTuple):
@@ -398,14 +409,14 @@ class TreeGetOptions(NamedTuple):
 
     Attributes:
         metadata_json: the metadata of the root's entry.
-        force: replace existing files and links.
-        paranoid: compare the content even of existing files whose size and time match their entries.
-        limits: memory and counts.
+        force: whether existing files and links are replaced.
+        paranoid: whether even files whose size and time match their entries are compared.
+        limits: limits of memory and counts.
         into: see ``begin_tree``.
-        modes: the mode bits to set.
+        modes: which mode bits are set.
         extended: how owners, attributes, hard links and holes are restored; None: they are not.
-        wants: called with a path and whether it is a directory; what it does not want is skipped, directories
-            with all their content. None: everything is wanted.
+        wants: called with a path and whether it is a directory; returns whether it is fetched. A directory
+            that is not wanted is skipped with all its content. None: everything is wanted.
     """
 
     metadata_json: bytes = b"{}"
@@ -420,15 +431,17 @@ class TreeGetOptions(NamedTuple):
 
 class TreeGetReports(NamedTuple):
     """
-    What fetching a tree calls.
+    Callbacks of fetching a tree.
 
     Attributes:
-        progress: with bytes that existed or were fetched, and those known so far.
-        problem: with what was left out, and why.
-        done: with each file or link that exists now: path, ``fetched``, ``present`` or ``link``, size.
+        progress: called with the bytes that are complete, and the bytes of all files met so far.
+        problem: called with the path of an entry that was left out, and the error.
+        done: called with each file or link that exists now: its path, ``fetched``, ``present`` or ``link``,
+            and its size.
         waiting: see ``TreeReports``.
-        not_kept: with what did not get its mode or time, and why.
-        not_restored: with a path, the kind of extended metadata that it did not get, and why.
+        not_kept: called with the path of an entry that did not get its mode or time, and the reason.
+        not_restored: called with a path, the kind of extended metadata that could not be restored, and the
+            reason.
     """
 
     progress: Progress | None = None
@@ -445,8 +458,8 @@ class TreeGet:
 
     Args:
         grid: an open grid.
-        workers: threads for operations on the disk.
-        cap: of the root, a directory.
+        workers: threads for disk operations.
+        cap: the cap of the root, a directory.
         directory: the target; created if missing.
     """
 
@@ -483,7 +496,7 @@ class TreeGet:
         self._read_later: RetryQueue[TreePath, Unread] = RetryQueue(
             grid.clock, lambda: self._woken.fire(None), waiting
         )
-        self._read_again: TreePath | None = None  # the path of the directory; None before the end
+        self._read_again: TreePath | None = None  # path of the directory being retried at the end
         self._bug: BaseException | None = None
         self._stack: list[IncomingDirectory] = []
         self._folds = False
@@ -496,7 +509,7 @@ class TreeGet:
         Fetch the tree.
 
         Raises:
-            CapError: this is not the cap of a directory.
+            CapError: the cap is not that of a directory.
             SinkError: the target cannot be created.
             PipegridError: the root cannot be read.
         """
@@ -519,7 +532,7 @@ class TreeGet:
         return self.result
 
     async def _walk(self, cap: Cap, metadata_json: bytes, base: TreePath) -> None:
-        """Meet a directory, whose path is ``base``, and everything below it."""
+        """Walk through a directory, whose path is ``base``, and handle everything below it."""
         walking = self._limits.walk
         walking = walking._replace(objects=max(walking.objects, self._limits.paths + 1))
         bounds: Any = {"limits": walking, "listing": self._limits.listing}
@@ -538,7 +551,10 @@ class TreeGet:
     # Retries.
 
     async def _catch_up(self, at_end: bool = False) -> None:
-        """Begin the retries that are due; return when new files may begin, or nothing is left."""
+        """
+        Begin the retries that are due; return when new files may begin or, with ``at_end``, when nothing is
+        left.
+        """
         later = self._later
         while self._bug is None and (at_end or later.has_any):
             again = later.next(at_end and not self._running)
@@ -552,7 +568,7 @@ class TreeGet:
                 return
 
     async def _read_unread(self) -> None:
-        """Read the directories that could not be read because servers were unreachable."""
+        """Retry the directories that could not be read because servers were unreachable."""
         for each in self._unread:
             self._keeps_unread(each)
         try:
@@ -579,7 +595,7 @@ class TreeGet:
             self._read_later.close()
 
     def _could_not_read(self, one: Unread) -> None:
-        """A directory could not be read; keep it for a retry."""
+        """Keep a directory that could not be read for a retry, or report it."""
         if self._read_again is not None:
             keeps = one.met.path == self._read_again and self._keeps_unread(one)
         else:
@@ -592,7 +608,8 @@ class TreeGet:
             self._fail(one.met.path, one.met.error)
 
     def _keeps_unread(self, one: Unread) -> bool:
-        # When its reading began is not known: other objects may have come through since.
+        # It is unknown when the failed read began. With -inf, any success so far counts as later than its
+        # beginning.
         return self._read_later.keeps(one.met.path, one, one.met.error, -math.inf)
 
     async def _stop(self) -> None:
@@ -670,7 +687,7 @@ class TreeGet:
             )
             self._folds = local_files.folds_names(home)
         else:
-            parent.claim(path)  # a file of this name may be replaced
+            parent.claim(path)  # check this first: a file of this name may be replaced
             home, mode_before = local_files.make_directory(
                 parent.there, path, kept, self._options.force
             )
@@ -693,12 +710,12 @@ class TreeGet:
         self._stack.append(IncomingDirectory(home, parent, met.path, kept, taken, mode_before))
 
     def _leave_down_to(self, depth: int) -> None:
-        """The walk has left all directories with longer paths than this."""
+        """Record that the walk has left all directories whose paths have at least ``depth`` names."""
         while self._stack and len(self._stack[-1].names) >= depth:
             self._ended_in(self._stack.pop())
 
     def _ended_in(self, local: IncomingDirectory | None) -> None:
-        """Something in a directory has ended; the last one finishes the directory."""
+        """Record that an entry of a directory has ended; the last entry finishes the directory."""
         while local is not None:
             local.unfinished -= 1
             if local.unfinished:
@@ -706,7 +723,7 @@ class TreeGet:
             if local.home is not None:
                 for path, place, kept in local.links:
                     self._make_link(local, path, place, kept)
-                with suppress(PipegridError):  # it was removed, which was reported for its content
+                with suppress(PipegridError):  # the directory vanished; its content reported that
                     not_kept = local_files.finish_directory(
                         local.there, local.kept, local.mode_before, local.existed
                     )
@@ -740,9 +757,7 @@ class TreeGet:
             )
         self._known_bytes += size or 0
         standing: local_files.Presence = "missing"
-        if (
-            parent.existed
-        ):  # what another process writes meanwhile into a new directory is noticed later
+        if parent.existed:  # in a new directory, files of other processes are detected later
             standing = local_files.standing(parent.there, path, size, kept)
         if standing != "missing":
             parent.claim(path)
@@ -760,10 +775,10 @@ class TreeGet:
         parent.unfinished += 1
         await self._begin_or_link(file)
 
-    # Files with several names.
+    # The methods below are for files with several names.
 
     async def _begin_or_link(self, file: WantedFile) -> None:
-        """Begin a file; or if another name of it is fetched, wait until that is complete."""
+        """Begin a file; or, if another name of the file is being fetched, wait until that is complete."""
         key = file.link_key
         first = file if key is None else self._linked.add(key, file)
         if key is not None and self._linked.left_out:
@@ -772,7 +787,7 @@ class TreeGet:
             await self._begin(file if first is file else file._replace(link_to=first))
 
     def _is_linked(self, file: WantedFile) -> None:
-        """A file exists already; note whether it is the file of its other names."""
+        """Record a file that exists already; check that it is the same local file as its other names."""
         key = file.link_key
         if key is None:
             return
@@ -784,7 +799,7 @@ class TreeGet:
             file.lose_link()
 
     def _first_ended(self, file: WantedFile, succeeded: bool) -> None:
-        """Begin the names that have waited for a file."""
+        """Begin the names that have waited for this name of the file."""
         key = file.link_key
         for each in [] if key is None else self._linked.ended(key, file, succeeded):
             one = each._replace(link_to=file) if succeeded else each
@@ -799,7 +814,7 @@ class TreeGet:
         self._woken.fire(None)
 
     async def _begin(self, file: WantedFile) -> None:
-        """Begin to fetch a file when the limits allow it."""
+        """Begin to fetch a file as soon as the limits allow it."""
         budget = self._small if file.is_small else self._large
         units = FILE_BYTES + (file.size or 0) if file.is_small else 1
         lent = budget.lend(units)
@@ -814,9 +829,7 @@ class TreeGet:
         def ended(outcome: Failure | None) -> None:
             try:
                 self._fetched(file, began_s, outcome)
-            except (
-                BaseException
-            ) as error:  # raised by a callback of the caller, and reported only here
+            except BaseException as error:  # raised by a callback; this is the only report
                 self._bug = self._bug or error
             self._running.discard(running)
             budget.give_back(lent)
@@ -837,7 +850,9 @@ class TreeGet:
         self._is_here(file.path, got.how, got.size)
 
     def _fetched(self, file: WantedFile, began_s: float, outcome: Failure | None) -> None:
-        """A file has ended; a cancellation or an unexpected error ends the whole run."""
+        """
+        Handle the outcome of a file; raises a cancellation or an unexpected error, which ends the whole run.
+        """
         if outcome is None:
             self._first_ended(file, True)
             self._ended_in(file.parent)
@@ -850,7 +865,7 @@ class TreeGet:
             raise error
         try:
             file.parent.claim(file.place)
-        except PipegridError as other:  # this is the reason to report
+        except PipegridError as other:  # a name collision is the real reason
             error = other
         is_last_try = self._read_again is not None
         if is_last_try or not self._later.keeps(file.path, (file, error), error, began_s):
@@ -886,7 +901,7 @@ class TreeGet:
             self._reports.done(path, how, size)
 
     def _note(self, path: TreePath, not_kept: str, kept: RestoredMetadata) -> None:
-        """Something exists now, but perhaps without its mode, time or extended metadata."""
+        """Count and report mode, time or extended metadata that an entry did not get."""
         for kind, why in () if kept.extended is None else kept.extended.lost.items():
             self.result.not_restored.add(printable("/".join(path)) or ".", kind, why)
             if self._reports.not_restored is not None:

@@ -1,6 +1,6 @@
 """
-The grid as applications see it: files, and whole trees of them. The modules that walk and fetch trees are
-imported when first used.
+The grid as applications see it: single files, and whole trees of files. The modules that walk and fetch trees
+are imported on first use.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Trees:
     @started
     async def resolve(self, path: str, limits: ListingLimits | None = None) -> PathEnd:
         """
-        Find what a path leads to; each name takes one listing.
+        Find the object at the end of a path; one directory is read for each name.
 
         Args:
             path: ``CAP/some/path``, or a cap alone; or ``ALIAS:some/path`` with an alias of the client's
@@ -57,7 +57,7 @@ class Trees:
 
         Raises (through the Deferred):
             NoSuchChild: a name of the path does not exist.
-            UsageError, CapError: this is not a path, or there is no such alias, backup or run.
+            UsageError, CapError: this is not a path, or the alias, backup or run does not exist.
             DirectoryError: a directory of the path is damaged.
         """
         from pipegrid.tree.grid_paths import parse_here, resolve
@@ -78,7 +78,7 @@ class Trees:
 
         Raises (through the Deferred):
             CapError: not the cap of a directory.
-            DirectoryError: it is damaged, or beyond the limits.
+            DirectoryError: the directory is damaged, or exceeds the limits.
         """
         from pipegrid.core.caps import DirectoryCap, as_cap
         from pipegrid.errors import CapError
@@ -101,8 +101,8 @@ class Trees:
         Return an asynchronous iterator over everything below a cap; see ``tree.walk``.
 
         Raises:
-            CapError: this is not a well-formed cap.
-            UsageError: this is not a cap at all, or these are not limits.
+            CapError: the text is not a well-formed cap.
+            UsageError: ``cap`` is neither text nor a cap, or the limits have a wrong type.
         """
         from pipegrid.tree.walk import WalkLimits, walk
 
@@ -137,21 +137,23 @@ class Trees:
         Failures are reported to ``problem``, and the rest is fetched: check ``failed`` of the result.
 
         Args:
-            cap: of a directory.
+            cap: the cap of a directory.
             directory: the target; created if missing. Nothing in it is removed.
             metadata_json: the metadata of the directory's entry, for its own mode and time.
             force: replace existing files and links.
-            paranoid: compare the content also of files that have the right size and time.
-            progress: called with bytes that are complete, and those known so far.
-            problem: called with the path of what was left out, and why.
+            paranoid: compare even files that have the right size and time.
+            progress: called with the bytes that are complete, and the bytes of all files met so far.
+            problem: called with the path of an entry that was left out, and the error.
             done: called with the path of a file or link, ``fetched``, ``present`` or ``link``, and its size.
             into: the directory above the target, or the target itself: nothing is written outside of it.
-            waiting: called with a sentence when too few servers are reachable; with None when it continues.
+            waiting: called with a sentence when too few servers are reachable; with None when the run
+                continues.
             modes: the mode bits to set: ``umask``, ``stored`` or ``exact``; see ``file_metadata.Modes``.
-            max_paths: of files, directories and links, a million by default; a small tree can have many more.
-            not_kept: called with the path of what did not get its mode or time, and why.
+            max_paths: maximum of files, directories and links, by default a million; a small tree can have
+                more.
+            not_kept: called with the path of an entry that did not get its mode or time, and the reason.
             extended, not_restored: see ``TreeGetOptions`` and ``TreeGetReports``.
-            wants: called with a path and whether it is a directory; what it does not want is skipped.
+            wants: called with a path and whether it is a directory; returns whether it is fetched.
 
         Raises (through the Deferred):
             CapError: not the cap of a directory.
@@ -193,21 +195,22 @@ class Trees:
         **options: Any,
     ) -> TreeResult:
         """
-        Store a directory with all its content; fires when all is stored.
+        Store a directory with all its content; the Deferred fires when everything is stored.
 
-        What cannot be read is left out and reported (``TreeReports.left_out``). Named pipes, sockets, devices
-        and part files of unfinished downloads are skipped (``TreeReports.skipped``). If it is interrupted,
-        the next put of the same directory resumes: what was stored is checked, not sent again.
+        Entries that cannot be read are left out and reported (``TreeReports.left_out``). Named pipes,
+        sockets, devices and part files of unfinished downloads are skipped (``TreeReports.skipped``). If a
+        put is interrupted, the next put of the same directory resumes: stored objects are checked, and not
+        sent again.
 
         Args:
-            selection: what to store; by default everything.
-            one_file_system: what is mounted in it is stored as an empty directory.
+            selection: which entries are stored; by default all.
+            one_file_system: store mounted file systems in the directory as empty directories.
             options: ``params``, ``happy``, ``convergence``, ``random_key``: see ``Grid.put``.
 
         Raises (through the Deferred):
             SourceError: the directory itself cannot be read.
-            GridError: the grid accepts nothing.
-            UsageError: the options are impossible.
+            GridError: the grid accepts no objects.
+            UsageError: the options are invalid.
         """
         from pipegrid.tree.file_selection import TreeSelection
         from pipegrid.tree.tree_upload import TreeReports, tree_upload
@@ -246,11 +249,11 @@ class Trees:
 
         Args:
             verify, add_lease, repair: see ``Grid.check_many``.
-            renew: only add leases, or renew them.
+            renew: only add or renew leases.
 
         Raises (through the Deferred):
-            CapError: this is not a well-formed cap.
-            UnhappyError: there are no servers.
+            CapError: ``cap`` is not a well-formed cap.
+            UnhappyError: the grid has no servers.
         """
         from pipegrid.transfer.upkeep import UpkeepRequest
         from pipegrid.tree.tree_check import check_tree
@@ -281,15 +284,15 @@ class Grid(FileGrid):
 
     @property
     def tree(self) -> Trees:
-        """Operations on whole directories: walk, list, fetch, store."""
+        """Operations on whole directory trees: walk, list, fetch, store, check."""
         return Trees(self)
 
     def directory(self, cap: str | Cap) -> Directory:
         """
-        Return a directory, which can be listed and, with its write cap, changed; sends no request yet.
+        Return a directory, which can be listed and, with its write cap, changed; no request is sent yet.
 
         Raises:
-            CapError: the cap is malformed, or not that of a directory.
+            CapError: the cap is malformed, or not the cap of a directory.
         """
         from pipegrid.tree.directory import Directory
 
@@ -297,14 +300,14 @@ class Grid(FileGrid):
 
     def create_directory(self, *, format: str | None = None) -> Deferred[Directory]:
         """
-        Store an empty mutable directory; fires with it (``.cap`` is its write cap).
+        Store an empty mutable directory; the Deferred fires with it (``.cap`` is its write cap).
 
         Args:
             format: ``"sdmf"`` or ``"mdmf"``; None: as configured.
 
         Raises (through the Deferred):
-            UnhappyError: too few servers accepted it.
-            UsageError: there is no such format.
+            UnhappyError: too few servers accepted the directory.
+            UsageError: this format does not exist.
         """
         from pipegrid.tree.directory import create_directory
 

@@ -1,4 +1,7 @@
-"""Which directories of a tree can be packed and stored now; pure."""
+"""
+The plan of an upload: which directories of a tree can be packed and stored now. This module does no input or
+output.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ MAX_DIRECTORY_BYTES = 60 << 20
 """Readers accept directories of 64 MiB and 200,000 entries."""
 
 _CAP_BYTES = 150
-"""The cap of an immutable file or directory is at most this long."""
+"""The maximum length of the cap of an immutable file or directory."""
 
 _METADATA_BYTES = 400
-"""Of an entry, in addition to its name and cap; see ``metadata``. Links have more, but are few."""
+"""Assumed metadata of one entry, in addition to its name and cap; entries of links have more, but are few."""
 
 
 class _Entry:
@@ -39,9 +42,9 @@ class TreeNode:
     The place of a file or directory in the tree.
 
     Attributes:
-        parent: the directory that it is in; None for the root.
-        name: of its entry there.
-        held: what it contains, itself included: see ``tree_upload.TreeTally``.
+        parent: the directory that contains it; None for the root.
+        name: the name of its entry in ``parent``.
+        held: the counts of the file, or of the directory and its content: see ``tree_upload.TreeTally``.
     """
 
     __slots__ = ("held", "name", "parent")
@@ -52,7 +55,7 @@ class TreeNode:
         self.held = (0, 0, 0, 0)
 
     def upwards(self) -> Iterator[TreeNode]:
-        """Yield it, and all directories above it."""
+        """Yield this node, and all directories above it."""
         at: TreeNode | None = self
         while at is not None:
             yield at
@@ -60,12 +63,12 @@ class TreeNode:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it, or a directory above it, has failed."""
+        """Whether this node or a directory above it has failed."""
         return any(isinstance(each, DirectoryNode) and each.failed for each in self.upwards())
 
 
 class DirectoryNode(TreeNode):
-    """A directory that is not settled yet; its fields belong to the plan."""
+    """A directory that is not settled yet; only ``TreePlan`` changes its fields."""
 
     __slots__ = (
         "bytes",
@@ -84,14 +87,14 @@ class DirectoryNode(TreeNode):
     def __init__(self, parent: DirectoryNode | None, name: str) -> None:
         super().__init__(parent, name)
         self.entries: dict[str, _Entry] = {}
-        self.namesakes: dict[str, int] = {}  # number of entries for each name
+        self.namesakes: dict[str, int] = {}  # highest number used for equal names
         self.bytes = 0
-        self.unknown = 0  # children without a cap
+        self.unknown = 0  # number of children without a known cap
         self.unsettled = 0
-        self.left = False  # the walk has met all its children
-        self.packed = False  # at least once
+        self.left = False  # whether the walk has met all its children
+        self.packed = False  # whether it was packed at least once
         self.sending = False  # being stored
-        self.dirty = False  # the content last packed is out of date
+        self.dirty = False  # whether the children differ from those last packed
         self.failed = False
         self.cap: Cap | None = None
 
@@ -104,27 +107,27 @@ class DirectoryNode(TreeNode):
 
 class TreePlan:
     """
-    The directories of one tree, from the walk until all is stored.
+    The directories of one tree, from the walk until everything is stored.
 
-    The cap of an immutable object follows from its content, so a directory can be packed as soon as the caps
-    of its children are *known*, which is after encoding and before storing. Its own cap is known then, for
-    the directory above it, so all levels of a tree are stored at the same time. But a child may fail after
-    directories with its cap were stored. So a directory is **settled** only when its last content is stored
-    and all its children are settled. When its last child settles, and one has failed or got another cap, it
-    is packed again.
+    The cap of an immutable object follows from its content. So a directory can be packed as soon as the caps
+    of its children are *known*, which is after their encoding and before they are stored. Then its own cap is
+    known too, for the directory above, so all levels of a tree are stored at the same time. But a child may
+    fail after directories with its cap were stored. So a directory is **settled** only when its last content
+    is stored and all its children are settled. If a child failed or got another cap, the directory is packed
+    again when its last child settles.
 
-    Entries of a directory are held in memory until it is settled. Not settled are the directories that the
-    walk is in, and those with objects being stored, whose number the caller limits. The caller leaves out
-    entries that readers would not accept (``has_space``).
+    Entries of a directory are held in memory until it is settled. The unsettled directories are those that
+    the walk is in, and those that contain objects being stored, whose number the caller limits. The caller
+    leaves out entries that readers would not accept (``has_space``).
 
         walk:   enter(dir) ─ expect(child)… ─ leave(dir)
         file:   known(cap) ─ stored(cap)   or   failed()
         out:    take_ready() → a directory and its children to pack → known, stored or failed of it
 
     Attributes:
-        root_cap: when the root is settled, its cap.
-        root_failed: it cannot be stored.
-        held_entries: number of entries of directories that the walk has left, and that are not settled.
+        root_cap: the cap of the root when it is settled; until then None.
+        root_failed: whether the root cannot be stored.
+        held_entries: number of entries of unsettled directories that the walk has left.
     """
 
     def __init__(self) -> None:
@@ -138,28 +141,28 @@ class TreePlan:
         """Whether the root is settled, or has failed."""
         return self.root_failed or self.root_cap is not None
 
-    # From the walk.
+    # The methods below are called for what the walk meets.
 
     def enter(
         self, parent: DirectoryNode | None, name: str, metadata: dict[str, Any]
     ) -> DirectoryNode:
-        """A directory begins; for the root, name and metadata do not count."""
+        """Begin a directory; for the root, name and metadata are ignored."""
         directory = DirectoryNode(parent, name)
         if parent is not None:
             self._expect(parent, name, metadata)
         return directory
 
     def expect(self, parent: DirectoryNode, name: str, metadata: dict[str, Any]) -> TreeNode:
-        """A file was met; its cap will follow."""
+        """Add a file that the walk has met; its cap follows later."""
         self._expect(parent, name, metadata)
         return TreeNode(parent, name)
 
     def has_space(self, directory: DirectoryNode) -> bool:
-        """Whether readers would accept the directory with one more entry."""
+        """Return whether the directory may have one more entry without becoming too large for readers."""
         return len(directory.entries) < MAX_ENTRIES and directory.bytes < MAX_DIRECTORY_BYTES
 
     def free_name(self, directory: DirectoryNode, name: str) -> str:
-        """Return this name or, if an entry has it already, a similar one that is free."""
+        """Return this name or, if an entry has it already, a similar unused one."""
         unique, count = name, directory.namesakes.get(name, 1)
         while unique in directory.entries:
             count += 1
@@ -169,20 +172,23 @@ class TreePlan:
         return unique
 
     def leave(self, directory: DirectoryNode) -> None:
-        """The walk has met everything in the directory."""
+        """Record that the walk has met everything in the directory."""
         directory.left = True
         self.held_entries += len(directory.entries)
         directory.namesakes.clear()
         self._look_at(directory)
 
-    # From the store.
+    # The methods below are called when objects are stored.
 
     def bytes_known(self, directory: DirectoryNode, cap: ChkCap | LitCap) -> None:
-        """The cap of a directory's bytes is known; see ``known``."""
+        """Record the cap of a directory's bytes; see ``known``."""
         self.known(directory, directory_cap(cap))
 
     def known(self, place: TreeNode, cap: Cap) -> None:
-        """The cap of something is known, which is not stored yet. A second call changes nothing."""
+        """
+        Record the cap of an object that need not be stored yet. A second call with the same cap changes
+        nothing.
+        """
         parent = place.parent
         if isinstance(place, DirectoryNode):
             place.cap = cap
@@ -197,7 +203,10 @@ class TreePlan:
         self._look_at(parent)
 
     def stored(self, place: TreeNode, cap: Cap) -> None:
-        """Something is stored under this cap; for a directory, the content last packed."""
+        """
+        Record that an object is stored under this cap; for a directory, with the content that was packed
+        last.
+        """
         if isinstance(place, DirectoryNode):
             if place.failed:
                 return
@@ -209,7 +218,7 @@ class TreePlan:
             self._child_ended(place)
 
     def failed(self, place: TreeNode) -> None:
-        """Something cannot be stored, and is left out; a directory with all its content."""
+        """Record that an object cannot be stored; it is left out, a directory with all its content."""
         if isinstance(place, DirectoryNode):
             if place.failed:
                 return
@@ -229,7 +238,9 @@ class TreePlan:
         self._child_ended(place)
 
     def take_ready(self) -> tuple[DirectoryNode, list[PackedChild]] | None:
-        """Return a directory that can be stored now and its children to pack; None: there is none."""
+        """
+        Return a directory that can be stored now, and its children to pack; None: no directory is ready.
+        """
         while self._ready:
             directory = self._ready.popleft()
             if not directory.failed:
@@ -238,7 +249,8 @@ class TreePlan:
 
     def again(self, directory: DirectoryNode) -> list[PackedChild]:
         """
-        Return the children to pack of a directory that could not be stored, and was not reported as failed.
+        Return the children to pack for another attempt to store a directory, which was not reported as
+        failed.
         """
         assert directory.sending
         assert not directory.unknown
@@ -268,7 +280,9 @@ class TreePlan:
             self._look_at(parent)
 
     def _look_at(self, directory: DirectoryNode) -> None:
-        """Pack a directory if that is due, or settle it, and then the directories above it."""
+        """
+        Pack a directory or settle it, if possible; after settling it, do the same with the directory above.
+        """
         while not (
             directory.failed or not directory.left or directory.unknown or directory.sending
         ):

@@ -1,4 +1,4 @@
-"""Upload of a directory; counts and reports."""
+"""The upload of a local directory, with its counts and reports."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ from pipegrid.tree.upload_store import (
     unreadable_root,
 )
 
-# Counts, reports and results of the upload of a tree.
+# The counts, reports and results of the upload of a tree.
 
 SubtreeCounts = tuple[int, int, int, int]
-"""Files, directories, links and bytes."""
+"""Numbers of files, directories and links, and bytes of files."""
 
 
 @attrs.define
@@ -58,19 +58,18 @@ class TreeCounts:
     Progress of the upload of a tree.
 
     Attributes:
-        files, directories, links: met so far, without those that were left out.
-        bytes: of those files.
-        sent_files, sent_directories, sent_bytes: that were not known, and are stored now. Literal objects are
-            not sent.
-        already_stored: those of them whose shares servers had already.
-        unchanged_bytes: of files that an earlier run has stored, and that were not sent again.
+        files, directories, links: number met so far, without those that were left out.
+        bytes: bytes of those files.
+        sent_files, sent_directories, sent_bytes: newly stored by this run; literal objects are not counted.
+        already_stored: how many of the sent objects already had their shares on servers.
+        unchanged_bytes: bytes of files that an earlier run has stored, and that were not sent again.
         checked: known objects that were checked on the grid, and were healthy or stored again.
-        unleased: those of them that are healthy, but to which too few servers gave leases.
+        unleased: how many of the checked objects are healthy, but got leases from too few servers.
         second_tries: objects whose retry succeeded when servers were reachable again.
-        left_out: files, directories and others that the tree lacks, at least in part.
-        excluded: entries that the selection leaves out; directories as one each.
-        skipped: named pipes, sockets and devices, which no tree holds.
-        part_files: of unfinished downloads, which are skipped, too.
+        left_out: files, directories and other entries that the tree lacks, at least in part.
+        excluded: entries that the selection leaves out; an excluded directory counts as one.
+        skipped: named pipes, sockets and devices, which are never stored.
+        part_files: part files of unfinished downloads, which are also skipped.
     """
 
     files: int = 0
@@ -93,10 +92,10 @@ class TreeCounts:
 
 class TreeTally:
     """
-    Counts what is met, and subtracts what is left out later.
+    Counts the entries that are met, and subtracts those that are left out later.
 
-    A directory that cannot be stored is lost with all its content, so each node counts its content; this is
-    added to the directory above when the walk leaves it.
+    A directory that cannot be stored is lost with all its content. So each node has the counts of its
+    content, which are added to the directory above when the walk leaves the node.
     """
 
     def __init__(self, counts: TreeCounts) -> None:
@@ -112,25 +111,26 @@ class TreeTally:
             _hold(place.parent, amounts, 1)
 
     def grown(self, place: TreeNode, more: int) -> None:
-        """A file is this many bytes longer than its file system reported."""
+        """Count more bytes for a file that turned out to be longer than its file system reported."""
         amounts = (0, 0, 0, more)
         _hold(place, amounts, 1)
         self._count_above(place, amounts, 1)
 
     def left(self, directory: DirectoryNode) -> None:
-        """Everything in a directory was met; call this before the plan's method."""
+        """Record that everything in a directory was met; call this before ``TreePlan.leave``."""
         if directory.parent is not None:
             _hold(directory.parent, directory.held, 1)
 
     def lost(self, place: TreeNode) -> None:
         """
-        Stop counting it, unless a directory above it is lost already; call this before the plan's method.
+        Subtract a lost node, unless a directory above it is lost already; call this before
+        ``TreePlan.failed``.
         """
         if place.parent is None or not place.parent.is_lost:
             self._count_above(place, place.held, -1)
 
     def _count_above(self, at: TreeNode, amounts: SubtreeCounts, sign: int) -> None:
-        """Count them in total, and in all directories above that count this node already."""
+        """Add the amounts to the total, and to all directories above that already include this node."""
         self._count(amounts, sign)
         while at.parent is not None and (not isinstance(at, DirectoryNode) or at.left):
             at = at.parent
@@ -158,14 +158,14 @@ def _hold(place: TreeNode, amounts: SubtreeCounts, sign: int) -> None:
 @attrs.frozen
 class TreeResult:
     """
-    A stored tree.
+    The result of storing a tree.
 
     Attributes:
-        cap: of its root; everything below it is stored.
-        metadata: of its root, which no entry has.
-        counts: what it contains, what was sent, how much was left out.
-        elapsed_s: from the start until all was stored.
-        owners: of everything that the walk has met.
+        cap: the cap of the root; everything below it is stored.
+        metadata: the metadata of the root, for which no entry exists.
+        counts: what the tree contains, what was sent, and how much was left out.
+        elapsed_s: duration from the start until everything was stored.
+        owners: the owners of everything that the walk has met.
     """
 
     cap: DirectoryCap
@@ -177,18 +177,18 @@ class TreeResult:
 
 class TreeReports(NamedTuple):
     """
-    What a tree's put calls.
+    Callbacks of storing a tree.
 
     Attributes:
-        left_out: with a path (from the root; the root is ``.``) and a sentence.
-        skipped: with a path, and a phrase that says what it is: a named pipe, a socket, a device, or the part
-            file of an unfinished download.
-        progress: when something is stored, and when more was met.
-        sending: with the change of the number of bytes that servers have acknowledged of unfinished files;
-            negative when one is stored, or has failed.
-        waiting: with a sentence when too few servers are reachable and nothing new begins, and with None when
-            it continues.
-        not_stored: with a path, a kind of extended metadata that could not be stored, and why.
+        left_out: called with a path (from the root; the root is ``.``) and a sentence.
+        progress: called when an object is stored, and when the walk has met more.
+        sending: called with the change of the number of acknowledged bytes of unfinished files; negative when
+            a file is stored or has failed.
+        waiting: called with a sentence when too few servers are reachable and no new object begins, and with
+            None when the run continues.
+        skipped: called with a path and a phrase: a named pipe, a socket, a device, or the part file of an
+            unfinished download.
+        not_stored: called with a path, a kind of extended metadata that could not be stored, and the reason.
     """
 
     left_out: Callable[[str, str], None] = lambda path, why: None
@@ -209,11 +209,11 @@ class FileProgress:
         self._reported_bytes = 0
 
     def is_at(self, done: int, total: int) -> None:
-        """This part of its shares is acknowledged."""
+        """Report that this part of the file's shares is acknowledged."""
         self._report_bytes(self._size * done // max(1, total))
 
     def end(self) -> None:
-        """It has ended, stored or not."""
+        """End the report, whether the file is stored or has failed."""
         self._report_bytes(0)
 
     def _report_bytes(self, now: int) -> None:
@@ -228,7 +228,7 @@ def path_of(directory: DirectoryNode) -> str:
     return "/".join(reversed(names))
 
 
-# One file or directory of a tree that is being stored, with counts, reports and limits.
+# This part has what is needed to retry objects that could not be stored.
 
 
 class FailedObject(NamedTuple):
@@ -236,9 +236,9 @@ class FailedObject(NamedTuple):
     An object that could not be stored.
 
     Attributes:
-        path: from the root.
-        error: of its last attempt.
-        met: of a file or link, without its content, which is read again.
+        path: the path from the root.
+        error: the error of the last attempt.
+        met: for a file or link, what the walk met, without the content, which is read again.
     """
 
     path: str
@@ -248,13 +248,13 @@ class FailedObject(NamedTuple):
 
 def reopened(walk: EntryWalk, path: str, why: str) -> io.FileIO:
     """
-    Open a file of the walk again.
+    Open again a file that the walk has met.
 
     Args:
-        why: it is needed, for the error.
+        why: why the file is needed, for the error.
 
     Raises:
-        SourceError: it does not exist any more, or cannot be read.
+        SourceError: the file no longer exists, or cannot be read.
     """
     try:
         return walk.open(path)
@@ -263,26 +263,29 @@ def reopened(walk: EntryWalk, path: str, why: str) -> io.FileIO:
         raise SourceError(f"{reason}, {why}") from error
 
 
-# The upload of a local directory as one pipeline.
+# The upload of a local directory is one pipeline:
 #
 #     local walk (thread) ─ files, in batches → puts, in parallel ─ caps known → plan ─ directories → puts
 #
-# Files are read when the limits allow it. A directory is stored as soon as the caps of its children are
-# known, which is after encoding; so a tree of any depth takes a round trip and the time for its bytes. The
-# result counts what is *stored*: ``TreePlan`` knows when that is everything. What cannot be read or stored is
-# reported and left out; the rest continues.
+# A file is read when the limits allow storing it. A directory is stored as soon as the caps of its children
+# are known, which is after their encoding. So a tree of any depth takes one round trip and the time for its
+# bytes. The result counts what is *stored*; ``TreePlan`` knows when everything is. What cannot be read or
+# stored is reported and left out, and the run continues.
 #
-# ``UploadQueue`` bounds what runs at a time. ``RetryPolicy`` retries what failed because servers were
-# unreachable.
+# ``UploadQueue`` limits how much runs at the same time. ``RetryPolicy`` retries objects that failed because
+# servers were unreachable.
 
 GIVE_UP = 10
 """
-After this many objects failed and none succeeded (ever, or since a wait for servers was without effect), the
-grid is at fault, not the files.
+The run ends with an error after this many objects have failed, if none has ever succeeded, or none since the
+run waited for servers without success: then the grid is at fault, not the files.
 """
 
 _LARGE_DIRECTORY = 1000
-"""Directories with more entries are packed in a thread; 50 entries take about a millisecond."""
+"""
+Directories with at least this many entries are packed in a thread; packing 50 entries takes about a
+millisecond.
+"""
 
 
 class TreeUpload:
@@ -290,11 +293,11 @@ class TreeUpload:
     The upload of one tree.
 
     Args:
-        grid: its workers, clock and limits are used.
-        walk: through the directory; closed at the end.
+        grid: provides workers, clock and limits.
+        walk: a walk through the directory; closed at the end.
         store: stores the files; closed at the end.
         root: the name of the directory in messages.
-        memory: what earlier runs have stored.
+        memory: the objects that earlier runs have stored.
     """
 
     def __init__(
@@ -333,11 +336,11 @@ class TreeUpload:
 
     async def run(self) -> TreeResult:
         """
-        Store everything.
+        Store the tree.
 
         Raises:
             SourceError: the root cannot be read.
-            GridError: the grid accepts nothing.
+            GridError: the grid accepts no objects.
         """
         began_s = self._clock.seconds()
         try:
@@ -375,7 +378,9 @@ class TreeUpload:
         await DeferredList(ending, consumeErrors=True)
 
     def _go_on(self) -> bool:
-        """Begin one thing that can begin now; return whether there was one."""
+        """
+        Begin one retry, directory or batch of the walk that can begin now; return whether there was one.
+        """
         waiting = self._later.tries.waiting
         has_space = self._in_flight.has_space
         if self._later.has_any and (waiting or has_space) and self._begin_again(False):
@@ -395,12 +400,15 @@ class TreeUpload:
         return self._walked and self._in_flight.is_idle and self._begin_again(True)
 
     def _begin_again(self, at_end: bool) -> bool:
-        """Begin a retry, or report what is given up; returns whether there was either."""
+        """
+        Begin a retry, or report objects that are given up; return whether there was a retry or such an
+        object.
+        """
         again = self._later.next(at_end)
         lost = self._later.take_lost()
         for each, why in lost:
             self._lose(each, why.path, why.error)
-            self._failures = 0  # count again, from here
+            self._failures = 0  # count failures from zero
         if again is None:
             return bool(lost)
         place, kept = again
@@ -417,7 +425,7 @@ class TreeUpload:
         self._in_flight.begin(size, work, place, at_once=True)
         return True
 
-    # From the walk.
+    # The methods below handle what the walk yields.
 
     def _take(self, batch: Sequence[Thing]) -> None:
         self._batch = None
@@ -440,8 +448,8 @@ class TreeUpload:
                     self._skip(thing)
                 else:
                     self._leave_out(thing.path, thing.why)
-            self._reports.progress(self.counts)  # unchanged files cause no other report
-        except Exception as error:  # it is reported only here
+            self._reports.progress(self.counts)  # for unchanged files, this is the only report
+        except Exception as error:  # this is the only place that reports it
             self._error = error
         self._wake()
 
@@ -469,17 +477,17 @@ class TreeUpload:
     def _entry(
         self, thing: FileMet | DirectoryBegun
     ) -> tuple[DirectoryNode, str, dict[str, Any]] | None:
-        """Return the place of an entry in the tree, with name and metadata; None: it is left out."""
+        """Return the parent, name and metadata of a new entry in the tree; None: the entry is left out."""
         parent = self._directories.get(thing.parent)
         if parent is None:
-            return None  # its directory was left out, and reported
+            return None  # its directory was left out and reported
         if not self._plan.has_space(parent):
             self._leave_out(thing.path, "its directory is larger than a directory may be; split it")
             return None
         self._note_extended(thing)
         name, exact = entry_name(thing.name)
         unique = self._plan.free_name(parent, name)
-        if unique != name:  # an entry with the same composed name exists
+        if unique != name:  # an entry with the same normalized name exists
             exact = thing.name
         link, extended = None, thing.extended
         if isinstance(thing, FileMet):
@@ -489,7 +497,7 @@ class TreeUpload:
         return parent, unique, entry_metadata(thing.found, link=link, name=exact, extended=extended)
 
     def _note_extended(self, thing: FileMet | DirectoryBegun) -> None:
-        """Record the owner of something, and report attributes that are not stored."""
+        """Record the owner of an entry, and report attributes that cannot be stored."""
         self._owners.add(thing.found, thing.extended)
         if thing.extended and LEFT_OUT in thing.extended:
             why = "they are too large, or cannot be read"
@@ -549,7 +557,8 @@ class TreeUpload:
 
     def _remember(self, met: FileMet, cap: ChkCap | LitCap) -> None:
         """
-        Remember a file, unless its size differs from the reported one: then a later change could not be seen.
+        Record a stored file, unless its size differs from the reported one, since then later changes could
+        not be detected.
         """
         if cap.size == met.found.st_size:
             self._memory.file_stored(met, cap)
@@ -567,8 +576,7 @@ class TreeUpload:
         self, place: TreeNode, met: FileMet, why: str = "and too few servers were reachable before"
     ) -> None:
         """
-        Store something that the walk has met before; ``why`` is for the message if it does not exist any
-        more.
+        Store a file or link that the walk has met before; ``why`` is for the message if it no longer exists.
         """
         if met.link is not None:
             await self._store_file(place, met, met.link, len(met.link))
@@ -598,7 +606,7 @@ class TreeUpload:
                 self._plan.bytes_known(directory, known.cap)
                 self.counts.checked += known.due
                 if not known.due or await self._is_whole(known):
-                    if known.due:  # otherwise no server was asked
+                    if known.due:  # if not due, no server was asked
                         self._came_through(directory, stored=False)
                     self._later.ended(directory)
                     self._plan.stored(directory, directory_cap(known.cap))
@@ -617,7 +625,7 @@ class TreeUpload:
     async def _put(
         self, place: TreeNode, source: Content, size: int, cap_known: Callable[[ChkCap], None]
     ) -> ChkCap | LitCap:
-        """Store something, and count it; returns its cap, and raises what ``GridFiles.put`` does."""
+        """Store an object and count it; return its cap. Raises the same errors as ``GridFiles.put``."""
         sending = FileProgress(self._reports, self.counts, size)
 
         def progress(done: int, total: int) -> None:
@@ -640,7 +648,7 @@ class TreeUpload:
         return cap
 
     async def _is_whole(self, known: KnownObject) -> bool:
-        """Check something on the grid; if it is not healthy, storing it again repairs it."""
+        """Check a known object on the grid; return False if it must be stored again."""
         try:
             health = await self._store.check(known.cap)
         except PipegridError:
@@ -651,13 +659,13 @@ class TreeUpload:
         return health.whole
 
     def _came_through(self, place: TreeNode, stored: bool = True) -> None:
-        """Servers have accepted something or, if not ``stored``, had it already."""
+        """Record that servers have accepted an object or, if not ``stored``, had it already."""
         self._stored += stored
         self._failures = 0
         self.counts.second_tries += self._later.succeeded(place)
 
     def _failed(self, place: TreeNode, kept: FailedObject, began_s: float) -> None:
-        """An attempt to store something failed; it may be retried."""
+        """Record a failed attempt to store an object; keep the object for a retry, or leave it out."""
         is_probe = self._later.tries.is_probe(place)
         has_space = self._plan.held_entries <= MAX_ENTRIES
         if has_space and self._later.keeps(place, kept, kept.error, began_s):
@@ -668,7 +676,7 @@ class TreeUpload:
             self._lose(place, kept.path, kept.error)
 
     def _lose(self, place: TreeNode, path: str, error: PipegridError) -> None:
-        """Something could not be stored, and is left out."""
+        """Leave out an object that could not be stored."""
         self._later.ended(place)
         self._leave_out(path, str(error))
         self._count_failure(error)
@@ -694,7 +702,7 @@ class TreeUpload:
             self._error = outcome.value
         try:
             self._reports.progress(self.counts)
-        except Exception as error:  # it is reported only here
+        except Exception as error:  # this is the only place that reports it
             self._error = self._error or error
         self._wake()
 
@@ -705,7 +713,7 @@ class TreeUpload:
 # Construction of the upload of a directory.
 
 NOTES_NAME = "unfinished-trees"
-"""The directory of upload journals, inside a client's state; see ``upload_journal``."""
+"""The name of the directory of upload journals in a client's state; see ``upload_journal``."""
 
 
 def tree_upload(

@@ -1,5 +1,6 @@
 """
-The upload journal: what an unfinished ``put -r`` has stored, so that the next one of that directory resumes.
+The upload journal lists what an unfinished ``put -r`` has stored, so that the next one of the same directory
+resumes.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from pipegrid.tree.upload_store import KnownObject, KnownObjects
 WRITTEN_AFTER_S = 1.0
 MAX_UNWRITTEN = 100
 MAX_UNWRITTEN_BYTES = 1 << 20
-"""The journal is written after this many bytes of files, even before ``WRITTEN_AFTER_S``."""
+"""The journal is written after this many bytes of stored files, even before ``WRITTEN_AFTER_S``."""
 
 _LOCK = ".lock"
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT
 
 KEPT_S = 7 * 86400.0
-"""Servers keep unfinished uploads for as long."""
+"""How long a journal is kept; servers keep unfinished uploads equally long."""
 
 
 def unfinished_put(
@@ -39,10 +40,10 @@ def unfinished_put(
     options: Mapping[str, Any],
 ) -> UploadJournal | NoUnfinishedPut:
     """
-    Return what an earlier put of a directory has stored; the new put's objects are added for a later one.
+    Return the journal of an earlier put of a directory; the objects of the new put are added for a later one.
 
     Args:
-        options: of ``Grid.put``; objects stored with other options do not count.
+        options: the options of ``Grid.put``; objects stored with other options do not count.
     """
     config = grid.config
     if not config.caches:
@@ -58,14 +59,14 @@ def unfinished_put(
     context = repr((numbers, happy)).encode() + convergence
     root = os.path.realpath(directory)
     notes = config.caches[0] / NOTES_NAME
-    with suppress(OSError):  # at once, so that the walk skips it if it is inside the tree
+    with suppress(OSError):  # now, so that the walk skips it if the tree contains it
         notes.mkdir(mode=0o700, exist_ok=True)
     _forget_stale(notes, time.time())
     return UploadJournal(notes, context, root)
 
 
 class NoUnfinishedPut(KnownObjects):
-    """There is no place for a journal."""
+    """Used instead of a journal if the client has no place for one."""
 
     def forget(self) -> None:
         """Do nothing: no journal exists."""
@@ -78,19 +79,19 @@ class UploadJournal(KnownObjects):
     """
     The journal of one directory. Close it at the end.
 
-    A put that ends within ``WRITTEN_AFTER_S`` writes nothing. The journal lists objects that are stored, and
-    is removed when a put of that directory has succeeded. A resuming put checks each object on the grid (in
-    surveys, without its bytes), and sends again what is missing. It is a database like that of backups
-    (``backup.backup_database``).
+    The journal lists stored objects, and is removed when a put of the directory has succeeded. A put that
+    ends within ``WRITTEN_AFTER_S`` writes nothing. A put that resumes checks each listed object on the grid
+    (in surveys, without fetching its bytes), and sends missing ones again. The journal is a database like
+    that of backups (``backup.backup_database``).
 
-    At most one put at a time uses the journal of a directory; another one runs without. A put holds a lock
-    next to the journal, and only its holder removes the journal: so a put that runs for a week keeps it, and
-    one whose lock file was deleted does not remove the journal of the next. Without support for locks there
-    is no journal.
+    At most one put at a time uses the journal of a directory; a second put runs without one. A put locks a
+    file next to the journal, and only the owner of this lock removes the journal. So a put that runs for a
+    week keeps its journal, and a put whose lock file was deleted does not remove the journal of the next put.
+    On file systems without locks, no journal is used.
 
     Args:
         notes: the directory of journals.
-        context: how files are encoded and keyed.
+        context: the encoding parameters and the convergence secret.
         root: absolute path of the directory that is stored.
     """
 
@@ -109,26 +110,32 @@ class UploadJournal(KnownObjects):
             self._open()
 
     def file(self, path: str, found: os.stat_result) -> KnownObject | None:
-        """Return the record of a regular file, if it is unchanged; it must be checked."""
+        """
+        Return the record of a regular file, which must be checked; None if the file has changed or is not
+        recorded.
+        """
         return None if self._database is None else _due(self._database.file(path, found))
 
     def directory(self, packed: bytes) -> KnownObject | None:
-        """Return the record of a directory of exactly these bytes; it must be checked."""
+        """
+        Return the record of a directory with exactly these bytes, which must be checked; None if it is not
+        recorded.
+        """
         return None if self._database is None else _due(self._database.directory(packed))
 
     def file_stored(self, met: FileMet, cap: ChkCap | LitCap) -> None:
-        """A file was read, and is stored."""
+        """Record that a file was read and stored."""
         if isinstance(cap, ChkCap):
             met = met._replace(content=None)
             self._unwritten_bytes += cap.size
             self._note(lambda memory: memory.file_stored(met, cap))
 
     def directory_stored(self, packed: bytes, cap: ChkCap) -> None:
-        if self._database is not None:  # not many, and large: they are not held in memory
+        if self._database is not None:  # directories are few and large, so not held in memory
             self._database.directory_stored(packed, cap)
 
     def forget(self) -> None:
-        """The put has succeeded: remove the journal."""
+        """Remove the journal; called when the put has succeeded."""
         self._off = True
         self._unwritten.clear()
         self._close_database()
@@ -138,7 +145,7 @@ class UploadJournal(KnownObjects):
                     os.unlink(f"{self._path}{suffix}")
 
     def close(self) -> None:
-        """Write down what is stored, if the put did not succeed, and release the journal."""
+        """Write the remaining records, unless the put has succeeded, and release the journal."""
         if self._unwritten and not self._off:
             self._write()
         self._off = True
@@ -177,7 +184,7 @@ class UploadJournal(KnownObjects):
             self._lock = lock
             self._database = BackupDatabase(self._path, self._context, self._root)
         except (OSError, PipegridError) as error:
-            # Another put uses the journal, or nothing can be written: this one has none.
+            # Another put uses the journal, or it cannot be written: this put runs without one.
             self._off = True
             if isinstance(error, CannotLock):
                 with suppress(OSError):
@@ -197,7 +204,7 @@ def _due(known: KnownObject | None) -> KnownObject | None:
 
 
 def _forget_stale(notes: Path, now_s: float) -> None:
-    """Remove old journals; the time of the file written last is their age."""
+    """Remove the journals in which nothing was written for ``KEPT_S``."""
     files: dict[str, list[os.DirEntry[str]]] = {}
     with suppress(OSError), os.scandir(notes) as entries:
         for entry in entries:
@@ -210,7 +217,7 @@ def _forget_stale(notes: Path, now_s: float) -> None:
 
 
 def _remove(lock_path: str, paths: list[str]) -> None:
-    """Remove the journal of a put, unless it runs."""
+    """Remove a journal, unless a running put uses it."""
     try:
         lock = open_locked(lock_path, _LOCK_FLAGS, mode=0o600)
         if lock is None:

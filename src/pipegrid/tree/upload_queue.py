@@ -1,4 +1,4 @@
-"""The running and the waiting jobs of the upload of a tree."""
+"""The queue of an upload: its running and waiting jobs."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from pipegrid.transfer.put.put_many import MAX_BYTES, SMALL_BYTES
 from pipegrid.transfer.settings import Limits
 
 P = TypeVar("P")
-"""What a job is for; hashable."""
+"""The object of a job, as a hashable key."""
 
 MAX_OBJECTS = 256
 
 UNDECIDED_S = 0.25
 SOME = 8
 """
-At most this many are stored at once until it is known whether there are many. Connections are made, and the
-walk ends, as fast for eight as for one. With four, ten servers on two cores stored all ten changed files
-before the walk had met the thousand unchanged ones.
+The maximum number of objects that are stored at the same time, until it is known whether there are many small
+files. Connecting to servers and ending the walk take as long with eight as with one. In a test with four, ten
+servers on two cores stored all ten changed files before the walk had met the thousand unchanged ones.
 """
 
 _HELD_PART = 4
-"""The share of the allowed memory that plaintext may take; the rest is for its encoded form."""
+"""Plaintext may take one of this many equal parts of the allowed memory; the rest is for encoded data."""
 
 
 class _Work(Generic[P]):
     """
-    One object to store or check.
+    One job: an object to store or check.
 
     Attributes:
-        stores: it is stored, not only checked.
-        began_s: when it began.
+        stores: whether the object is stored, or only checked.
+        began_s: when the job began.
     """
 
     __slots__ = ("began_s", "coroutine", "place", "size", "stores")
@@ -57,23 +57,24 @@ class _Work(Generic[P]):
 
 class UploadQueue(Generic[P]):
     """
-    The jobs of one upload, by what each is for.
+    The jobs of one upload, by their objects.
 
-    At most ``MAX_OBJECTS`` and ``MAX_BYTES`` of unacknowledged plaintext are in progress. A large file counts
-    as half of the bytes at most, so two of them fill the queue, and one leaves space for small ones. Where
-    each share is a request of its own, fewer objects are stored at once, depending on how long they take
-    (``flow.concurrency_limits``). The grid bounds the memory for coding. A batch of the walk is requested
-    when something may begin, and is taken whole; what exceeds the grid's ``Limits`` begins later.
+    At most ``MAX_OBJECTS`` objects and ``MAX_BYTES`` of unacknowledged plaintext are in progress. A large
+    file counts as at most half of these bytes, so two large files fill the queue, and one leaves space for
+    small files. If servers need one request per share, fewer objects are stored at the same time, depending
+    on how long they take (``flow.concurrency_limits``). The grid limits the memory for encoding. A batch of
+    the walk is requested when another job may begin, and all its jobs are added; jobs that exceed the grid's
+    ``Limits`` begin later.
 
     Args:
         ended: called with the outcome of a job, a ``Failure`` or None, when its space is free again.
-        limits: of the grid; those of the module hold as well.
+        limits: the limits of the grid, in addition to those of this module.
         seconds: returns the time.
-        small_file_capacity: how many small files the servers take.
-        expect: called with the number of small files about to be stored, if they are many.
+        small_file_capacity: returns how many small files the servers accept at the same time.
+        expect: called with the number of small files that will be stored soon, if they are many.
 
     Attributes:
-        held: only jobs begin that must begin at once.
+        held: whether only jobs with ``at_once`` may begin.
     """
 
     def __init__(
@@ -122,12 +123,12 @@ class UploadQueue(Generic[P]):
         at_once: bool = False,
     ) -> None:
         """
-        Add a job; it begins now, or when the limits allow.
+        Add a job; it begins now, or when the limits allow it.
 
         Args:
             size: bytes of plaintext.
-            stores: it stores something; otherwise it checks whether something is stored.
-            at_once: it begins before others, and also while they are held.
+            stores: whether the job stores an object; otherwise it only checks one.
+            at_once: whether the job begins now, even if others are held or the limits are reached.
         """
         assert place not in self._weights
         self._weights[place] = 0
@@ -144,12 +145,12 @@ class UploadQueue(Generic[P]):
         self._begin_more()
 
     def all_met(self) -> None:
-        """Nothing more comes, except what follows from jobs that were added."""
+        """Record that the walk has ended; jobs are added only as a result of earlier ones."""
         self._all_met = True
         self._begin_more()
 
     def weigh(self, place: P, left: int) -> bool:
-        """This many bytes of a job are not acknowledged; returns whether it is running."""
+        """Record how many bytes of a job are not acknowledged yet; return whether the job is in the queue."""
         if place not in self._weights:
             return False
         weight = min(left, self._most_bytes // 2)
@@ -158,21 +159,21 @@ class UploadQueue(Generic[P]):
         return True
 
     def forget_waiting(self) -> list[Deferred[Any]]:
-        """Drop the waiting jobs; returns the running ones."""
+        """Drop the waiting jobs; return the running ones."""
         while self._later:
             self._later.pop().coroutine.close()
         return list(self.running.values())
 
     def _begin_more(self) -> None:
         if self._beginning:
-            return  # a job ended at once
+            return  # called again by a job that has just ended
         self._beginning = True
         while self._later and self._may_begin(self._later[0]):
             self._start(self._later.popleft())
         self._beginning = False
 
     def hold(self, held: bool) -> None:
-        """Begin only jobs that must begin at once; or, if not ``held``, begin all again."""
+        """If ``held``, let only jobs with ``at_once`` begin; otherwise, let all jobs begin again."""
         if held != self.held:
             self.held = held
             self._begin_more()
@@ -188,7 +189,7 @@ class UploadQueue(Generic[P]):
     def _may_begin(self, work: _Work[P]) -> bool:
         if self.held or (self._jobs is not None and len(self.running) >= self._jobs):
             return False
-        # A request carries many checks, to any server.
+        # Checks have no limit here, since one request carries many of them, to any server.
         if not work.stores:
             return True
         small_file_capacity = self._small_file_capacity()
@@ -201,7 +202,7 @@ class UploadQueue(Generic[P]):
         return self._depth.has_slot(self._storing, small_file_capacity)
 
     def _is_undecided(self) -> bool:
-        """Whether it is not known yet if there are many jobs."""
+        """Return whether it is still unknown if there are many small files."""
         if self._all_met or self._met_small >= MANY:
             return False
         now_s = self._seconds()

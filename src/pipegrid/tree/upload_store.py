@@ -1,4 +1,4 @@
-"""Target of a tree upload; known objects."""
+"""The stores for the files of a tree upload, and objects known from earlier runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pipegrid.transfer.upkeep import Upkeep, UpkeepOutcome
 
 
-# Where the files of a tree are stored: on a grid or, in a dry run, nowhere.
+# The files of a tree are stored on a grid or, in a dry run, nowhere.
 
 Content = bytes | io.FileIO | None
 ImmutableFileCap = ChkCap | LitCap
@@ -32,11 +32,11 @@ ImmutableFileCap = ChkCap | LitCap
 
 class Health(NamedTuple):
     """
-    How well the grid keeps a file.
+    How well a file is stored on the grid.
 
     Attributes:
-        whole: it is as good as after a put.
-        leased: enough servers have given leases to keep it so; also if leases were not requested.
+        whole: whether the file is as reliable as after a put.
+        leased: whether enough servers have given leases; also true if no leases were requested.
     """
 
     whole: bool
@@ -48,7 +48,7 @@ class GridFiles:
     Stores files on a grid.
 
     Args:
-        options: of ``Grid.put``, the same for all.
+        options: the options of ``Grid.put`` for all files.
     """
 
     def __init__(self, grid: Grid, **options: Any) -> None:
@@ -64,11 +64,11 @@ class GridFiles:
 
     @property
     def small_file_capacity(self) -> SmallFileCapacity:
-        """How many the servers take together."""
+        """How many small files the servers accept at the same time."""
         return self._grid._small_file_capacity
 
     def expect(self, objects: int) -> None:
-        """Let the servers prepare for this many objects."""
+        """Announce to the servers that this many objects will be stored; many take preparation."""
         self._grid._expect(objects)
 
     def put(
@@ -79,9 +79,9 @@ class GridFiles:
         progress: Progress | None,
     ) -> Deferred[tuple[ImmutableFileCap, bool]]:
         """
-        Store one file; see ``Grid.put``. ``source`` is None where nothing is read.
+        Store one file; see ``Grid.put``. ``source`` is None only for stores that read nothing.
 
-        Fires with its cap, and whether servers had all its shares already.
+        The Deferred fires with the cap of the file, and whether servers already had all its shares.
         """
         assert source is not None
         running = self._grid.put(source, cap_known=cap_known, progress=progress, **self._options)
@@ -91,8 +91,8 @@ class GridFiles:
 
     def check(self, cap: ImmutableFileCap) -> Deferred[Health]:
         """
-        Count the shares of a file, and renew their leases, in one batch with other checks; fires with its
-        health.
+        Count the shares of a file, and renew their leases, in one batch with other checks; the Deferred fires
+        with the file's health.
         """
         checked: Deferred[Any] = Deferred()
         if self._upkeep is not None:
@@ -100,7 +100,7 @@ class GridFiles:
         else:
             self._waiting.append((cap, checked))
             if self._opening is None:
-                # Imported here, since most runs check nothing.
+                # Imported here, since most runs check no objects.
                 from pipegrid.transfer.upkeep import UpkeepRequest
 
                 self._opening = self._grid.upkeep(UpkeepRequest(add_lease=True)).addCallback(
@@ -110,7 +110,7 @@ class GridFiles:
         return checked.addCallback(self._judge)
 
     def close(self) -> Deferred[Any]:
-        """Cancel all checks; fires when they have ended."""
+        """Cancel all checks; the Deferred fires when they have ended."""
         if self._upkeep is not None:
             return self._upkeep.close()
         if self._opening is not None:
@@ -137,7 +137,8 @@ class GridFiles:
 
     def _finished(self, failure: Failure | None) -> None:
         """
-        All checks have ended, perhaps because of an unexpected error, which must not keep callers waiting.
+        Handle the end of all checks. If it was an unexpected error, fail the remaining checks, so that no
+        caller waits forever.
         """
         self._watching = False
         if failure is not None:
@@ -162,11 +163,11 @@ class GridFiles:
 
 class DryRunStore:
     """
-    Stores nothing, and counts what would be stored.
+    A store for dry runs: stores nothing, and counts what would be stored.
 
     Attributes:
-        objects, bytes: files and directories, before they are encoded.
-        checks: known objects that would be checked.
+        objects, bytes: number and size of files and directories, before they are encoded.
+        checks: number of known objects that would be checked.
     """
 
     def __init__(self, params: Params) -> None:
@@ -175,16 +176,16 @@ class DryRunStore:
 
     @property
     def small_file_capacity(self) -> SmallFileCapacity:
-        """Any number, as nothing is sent."""
+        """``ANY``, since nothing is sent."""
         return SmallFileCapacity.ANY
 
     def expect(self, objects: int) -> None:
-        """Do nothing, as nothing is sent."""
+        """Do nothing, since nothing is sent."""
 
     def put(
         self, source: Content, size: int, *_: object
     ) -> Deferred[tuple[ImmutableFileCap, bool]]:
-        """Count the file, and invent a cap of the right length; nothing is called."""
+        """Count the file, and return an invented cap of the right length; the callbacks are not called."""
         if is_literal_size(size):
             return succeed((LitCap(b"?" * size), False))
         self.objects += 1
@@ -194,12 +195,12 @@ class DryRunStore:
         return succeed((ChkCap(digest[:16], digest, k, n, size), False))
 
     def check(self, cap: ImmutableFileCap) -> Deferred[Health]:
-        """Count one more check; fires at once, as if the file were healthy."""
+        """Count a check; the Deferred has already fired, as if the file were healthy."""
         self.checks += 1
         return succeed(Health(True))
 
     def close(self) -> Deferred[Any]:
-        """Do nothing; fires at once, as no check is running."""
+        """Return a Deferred that has already fired, since no check is running."""
         return succeed(None)
 
 
@@ -214,7 +215,7 @@ def unreadable_root(root: object, error: OSError) -> SourceError:
     return SourceError(f"cannot read {called}: {error.strerror}")
 
 
-# Files and directories that earlier runs have stored, which need not be sent again.
+# Records of files and directories that earlier runs have stored, and that need not be sent again.
 
 
 class KnownObject(NamedTuple):
@@ -222,9 +223,9 @@ class KnownObject(NamedTuple):
     An unchanged file or directory that was stored before.
 
     Attributes:
-        cap: of the file; for a directory, of the file that contains it.
-        due: it must be checked before it counts as stored.
-        extended: of a file, its extended metadata as stored (``extended_metadata``); None: not known.
+        cap: the cap of the file; for a directory, of the file with its bytes.
+        due: whether the object must be checked before it counts as stored.
+        extended: for a file, its extended metadata as stored (``extended_metadata``); None: unknown.
     """
 
     cap: ChkCap | LitCap
@@ -233,27 +234,30 @@ class KnownObject(NamedTuple):
 
 
 class KnownObjects:
-    """What earlier runs have stored; here nothing. ``file`` is called in a thread, one call at a time."""
+    """
+    Records of what earlier runs have stored; this base class has none. ``file`` is called in a thread, one
+    call at a time.
+    """
 
     def file(self, path: str, found: os.stat_result) -> KnownObject | None:
-        """Return the record of a regular file, if it is unchanged."""
+        """Return the record of a regular file; None if the file has changed or is not recorded."""
         return None
 
     def directory(self, packed: bytes) -> KnownObject | None:
-        """Return the record of a directory of exactly these bytes."""
+        """Return the record of a directory with exactly these bytes; None if it is not recorded."""
         return None
 
     def sending(self, cap: ChkCap) -> None:
-        """The object of this cap is about to be stored."""
+        """Record that the object of this cap is about to be stored."""
 
     def file_stored(self, met: FileMet, cap: ChkCap | LitCap) -> None:
-        """A file was read, and is stored."""
+        """Record that a file was read and stored."""
 
     def extended_read(self, met: FileMet) -> None:
-        """The extended metadata of a known file was read, since it was not known."""
+        """Record the extended metadata of a known file, which its record lacked."""
 
     def directory_stored(self, packed: bytes, cap: ChkCap) -> None:
-        """A directory of exactly these bytes is stored under this cap."""
+        """Record that a directory with exactly these bytes is stored under this cap."""
 
     def checked(self, cap: ChkCap | LitCap) -> None:
-        """The object of this cap was found to be healthy."""
+        """Record that the object of this cap was found healthy."""

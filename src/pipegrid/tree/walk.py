@@ -1,4 +1,4 @@
-"""Tree walk as an iterator; tree statistics."""
+"""Walking a tree with an asynchronous iterator, and counting what a tree contains."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pipegrid.tree.walk_order import (
     identity_of,
 )
 
-# Walking a tree: everything in it, in order, while its directories are read in advance.
+# A walk yields everything in a tree, in order, while directories are read in advance:
 #
 #     with walk(grid, cap) as tree:
 #         async for met in tree:
@@ -42,11 +42,11 @@ __all__ = ["Found", "Met", "TreePath", "Unreadable", "Walk", "WalkLimits", "iden
 
 class Walk:
     """
-    An asynchronous iterator over a tree, for one consumer; also a context manager, which ends it.
+    An asynchronous iterator over a tree, for one consumer; also a context manager, which ends the walk.
 
-    A directory comes before its children, which come in ascending order of their names; one that cannot be
-    read comes as ``Unreadable`` in its place, and the walk continues. While the consumer is slow, what was
-    read in advance stays within the limits.
+    A directory comes before its children, and children come in ascending order of their names. A directory
+    that cannot be read comes as ``Unreadable``, and the walk continues. Limits apply to what was read in
+    advance, even if the consumer is slow.
     """
 
     def __init__(self, grid: ReadsFiles, order: WalkOrder, listing: ListingLimits) -> None:
@@ -71,7 +71,7 @@ class Walk:
                 if self._order.done:
                     break
                 if self._read_ahead():
-                    continue  # literal directories are available at once
+                    continue  # a literal directory needs no request
                 self._waiter = Deferred()
                 await self._waiter
         except BaseException:
@@ -95,7 +95,7 @@ class Walk:
         self.close()
 
     def _read_ahead(self) -> bool:
-        """Begin the reads that are due; returns whether any has ended at once."""
+        """Begin the reads that are due; return whether any read ended immediately."""
         arrived = False
         while not self._closed:
             directory = self._order.next_read()
@@ -116,7 +116,7 @@ class Walk:
         if isinstance(outcome, Failure):
             error = outcome.value
             if not isinstance(error, PipegridError):
-                # A cancelled read does not mean that the directory is damaged; nor does an unexpected error.
+                # A cancelled read, or an unexpected error, does not mean that the directory is damaged.
                 self._bug = self._bug or outcome
                 error = CancelledError()
             self._order.arrived(directory, error)
@@ -144,15 +144,15 @@ def walk(
 
     Args:
         grid: an open ``Grid``.
-        cap: where to begin.
-        all_paths: enter a directory under each of its paths, not only the first.
+        cap: the cap of the root.
+        all_paths: enter a directory at each of its paths, not only at the first.
         by_write_caps: enter only mutable directories, by their write caps.
-        metadata_json: the metadata of the entry of ``cap``, if it has one.
-        limits: of the walk.
+        metadata_json: the metadata of the root's entry, if it has one.
+        limits: limits of the walk.
         listing: limits of each directory.
 
     Raises:
-        CapError: this is not a well-formed cap.
+        CapError: ``cap`` is not a well-formed cap.
     """
     parsed = as_cap(cap)
     check_listing_limits(listing)
@@ -166,11 +166,11 @@ def walk(
     return Walk(grid, order, listing or ListingLimits())
 
 
-# Counts of what a tree contains; pure. Names and meanings are those of Tahoe-LAFS's ``deep-stats``.
+# Counts of what a tree contains, with the names and meanings of Tahoe-LAFS's ``deep-stats``.
 
 
 class TreeStats:
-    """Counts what a walk meets: each object once, literal ones every time."""
+    """Counts what a walk meets: each object once, but literal objects every time."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -179,7 +179,7 @@ class TreeStats:
         self._histogram: Counter[tuple[int, int]] = Counter()
 
     def count(self, met: Met) -> None:
-        """Count one that was met."""
+        """Count an object that the walk has met."""
         if isinstance(met, Unreadable):
             self._counts["unreadable-directories"] += 1
             self._counts["directories"] += 1
@@ -188,7 +188,8 @@ class TreeStats:
         if met.again and met.listing is None:
             return
         if isinstance(cap, DirectoryCap):
-            # It was met before by its verify cap: it is counted, but its content is not.
+            # If the directory was met before by its verify cap, it is counted already, but its content is
+            # not.
             self._counts["directories"] += not met.again
             if met.listing is not None:
                 self._sizes["directories"] += met.listing.size
@@ -215,11 +216,13 @@ class TreeStats:
         self._largest[what] = max(self._largest[what], size)
 
     def histogram(self) -> list[tuple[int, int, int]]:
-        """Return smallest size, largest size, and number of files of each class that has any."""
+        """
+        Return the smallest size, the largest size, and the number of files for each class that has files.
+        """
         return [(*limits, files) for limits, files in sorted(self._histogram.items())]
 
     def fields(self) -> dict[str, Any]:
-        """Return all counts, as documented."""
+        """Return all counts, under the names of ``deep-stats``."""
         counted = (
             "files",
             "immutable-files",
@@ -245,13 +248,15 @@ class TreeStats:
 
 def bucket(size: int) -> tuple[int, int]:
     """
-    Return the class of a size: 0, 1 to 3, 4 to 10, 11 to 31, 32 to 100, and so on by the square root of ten.
+    Return the limits of the class of a size: 0, 1 to 3, 4 to 10, 11 to 31, 32 to 100, and so on in steps of a
+    factor of the square root of ten.
     """
     if size == 0:
         return 0, 0
     least, exponent = 1, 1
     while True:
-        # Exact for any size: the integer part of 10 to the power of half the exponent.
+        # This is exact for any size: ``greatest`` is the integer part of 10 to the power of half the
+        # exponent.
         greatest = isqrt(10**exponent)
         if size <= greatest:
             return least, greatest

@@ -1,4 +1,6 @@
-"""The order in which a walk reads and meets the directories of a tree; pure."""
+"""
+The order in which a walk reads and meets the directories of a tree. This module does no input or output.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,10 @@ from pipegrid.core.caps import (
 from pipegrid.errors import DirectoryError
 from pipegrid.tree.directory_reading import ENTRY_BYTES, Entry, Kind, Listing, kind_of, metadata_of
 
-# What a walk meets, and its limits.
+# The limits of a walk, and the objects that it yields.
 
 TreePath = tuple[str, ...]
-"""Names from the root of a tree."""
+"""The names on the path from the root of a tree."""
 
 
 class WalkLimits(NamedTuple):
@@ -32,11 +34,12 @@ class WalkLimits(NamedTuple):
     Limits of a walk.
 
     Attributes:
-        reads: directories that are being read at a time.
-        ahead_bytes: of memory for directories that were read, or are being read, in advance.
-        open_bytes: of memory for those that the walk is in.
-        depth: levels below the root.
-        objects: that are met; a tree of thirty directories can have a billion paths.
+        reads: maximum number of directories that are being read at the same time.
+        ahead_bytes: maximum memory for directories that were read, or are being read, in advance.
+        open_bytes: maximum memory for the directories that the walk is in.
+        depth: maximum number of levels below the root.
+        objects: maximum number of objects met, counted on all paths; a tree of thirty directories can have a
+            billion.
     """
 
     reads: int = 64
@@ -52,14 +55,14 @@ class Found(NamedTuple):
 
     Attributes:
         path: names from the root; empty for the root itself.
-        cap: that reads it; None if only a write cap is stored, encrypted.
+        cap: the read cap; None if only an encrypted write cap is stored.
         kind: ``directory``, ``file`` or ``unknown``.
-        metadata_json: the metadata of its entry; see ``metadata``.
-        again: an object with the same verify cap was met before. Then it is entered only if all paths are
-            wanted, or if the object was met by its verify cap only. Literal objects are never met again,
-            since they are on no server.
+        metadata_json: the metadata of the object's entry; see ``metadata``.
+        again: whether an object with the same verify cap was met before. Then a directory is entered only
+            with ``all_paths``, or if it was met only by its verify cap before. Always false for literal
+            objects, since they are on no server.
         listing: the content of a directory that is entered next.
-        best: the cap that grants most, if the tree reveals one that does more than read.
+        best: the cap that grants most, if the tree reveals one that grants more than reading.
     """
 
     path: TreePath
@@ -71,12 +74,12 @@ class Found(NamedTuple):
     best: Cap | None = None
 
     def __repr__(self) -> str:
-        """Without metadata, content and the write cap: logs contain it."""
+        """Return a text for logs, without the metadata, the content and the write cap."""
         return f"Found({self.path!r}, {self.cap!r}, {self.kind!r}, ...)"
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The metadata of its entry."""
+        """The metadata of the object's entry."""
         return metadata_of(self.metadata_json)
 
 
@@ -86,7 +89,7 @@ class Unreadable(NamedTuple):
 
     Attributes:
         path, cap, metadata_json, best: as in ``Found``.
-        error: the reason, a sentence.
+        error: the reason; its message is a sentence.
     """
 
     path: TreePath
@@ -96,12 +99,12 @@ class Unreadable(NamedTuple):
     best: Cap | None = None
 
     def __repr__(self) -> str:
-        """Without the metadata and the write cap: logs contain it."""
+        """Return a text for logs, without the metadata and the write cap."""
         return f"Unreadable({self.path!r}, {self.cap!r}, {self.error!r}, ...)"
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The metadata of its entry."""
+        """The metadata of the directory's entry."""
         return metadata_of(self.metadata_json)
 
 
@@ -110,17 +113,18 @@ Met = Found | Unreadable
 
 def identity_of(cap: Cap | None) -> bytes | None:
     """
-    Return 16 bytes that identify an object, whatever its cap grants; None if it is on no server.
+    Return 16 bytes that identify an object, the same for its read, write and verify cap; None if it is on no
+    server.
 
-    They derive from the verify cap, so that a hostile cap with the storage index of another file hides
-    nothing.
+    The bytes are derived from the verify cap, so a hostile cap with the storage index of another file cannot
+    make the walk skip that file.
     """
     if cap is None or isinstance(cap, UnknownCap):
         return None
     file = cap.file if isinstance(cap, DirectoryCap) else cap
     if isinstance(file, LitCap):
         return None
-    if isinstance(file, (ChkCap, ChkVerifierCap)):  # nearly all; the text of a cap takes far longer
+    if isinstance(file, (ChkCap, ChkVerifierCap)):  # the usual case; the text of the cap is slow
         numbers = file.required_shares, file.total_shares, file.size
         named = b"%b%b%d:%d:%d" % (file.storage_index, file.ueb_hash, *numbers)
     else:
@@ -128,35 +132,38 @@ def identity_of(cap: Cap | None) -> bytes | None:
     return hashlib.sha256(named).digest()[:16]
 
 
-# Which directory of a tree is read next, and what the walk meets next; pure.
+# This part decides which directory of a tree is read next, and what the walk meets next. It does no input or
+# output.
 #
-# A tree is met depth first: each directory before its children, these in ascending order of their names. So
-# the order does not depend on how fast servers are, and the consumer knows that a directory has ended when it
-# gets something that is not below it. Directories are *read* in advance: all that are known, nearest first,
-# many at once, so that a level takes one round trip, not one per directory.
+# A tree is met depth first: each directory before its children, and the children in ascending order of their
+# names. So the order does not depend on how fast servers are, and the consumer knows that a directory has
+# ended when it gets an object that is not below it. Directories are *read* in advance: all that are known,
+# the next in order first, many at the same time. So reading a level takes one round trip, not one per
+# directory.
 #
-# **Memory.** Open directories are those from the root to the walk's position, and those read in advance. Both
-# are bounded in bytes. A directory that would exceed the first bound is left out with a message; the second
-# bound delays reads. The next directory in order is always read. An open directory counts as one candidate
-# for reading in advance, not one per child, so a directory of 100,000 directories takes only the memory of
-# its listing.
+# **Memory.** Open directories are those from the root to the walk's position, and those read in advance. Each
+# of the two groups has a limit in bytes. A directory that would exceed the limit of the first group is left
+# out with a message; the limit of the second group delays reads. The next directory in order is always read.
+# An open directory is one candidate for reading in advance, regardless of its number of children, so a
+# directory of 100,000 directories takes only the memory of its listing.
 #
 # **Loops.** A mutable directory can contain itself. It is then met as its own descendant, and is neither
-# entered nor read again. Nor is, unless all paths are wanted, any directory that was met before, except by
-# its verify cap, which does not allow entering it.
+# entered nor read again. Unless all paths are wanted, the same applies to every directory that was met
+# before. The exception is a directory that was met only by its verify cap, since it could not be entered
+# then.
 
 _UNREAD_BYTES = 1 << 20
-"""The memory that is assumed for a directory of unknown size."""
+"""The assumed memory of a directory whose size is unknown."""
 
 _EXPANSION = 6
 """
-Until a directory is read, its memory is assumed to be its packed size times this: an entry has about 300
-bytes.
+The assumed memory of a directory before it is read is its packed size times this factor; an entry has about
+300 packed bytes.
 """
 
 
 def _expected_bytes(cap: DirectoryCap) -> int:
-    """Return the memory that is assumed for a directory before it is read."""
+    """Return the assumed memory of a directory before it is read."""
     file = cap.file
     if isinstance(file, (ChkCap, LitCap)):
         return _EXPANSION * file.size + ENTRY_BYTES
@@ -165,7 +172,8 @@ def _expected_bytes(cap: DirectoryCap) -> int:
 
 class _Step(NamedTuple):
     """
-    A directory above another one. It holds no listing, so that memory is freed without the garbage collector.
+    A directory above another one. It has no reference to a listing, so that memory is freed without the
+    garbage collector.
     """
 
     identity: bytes | None
@@ -175,19 +183,20 @@ class _Step(NamedTuple):
 @attrs.define(eq=False, repr=False)
 class ReadAheadDirectory:
     """
-    A directory that will be read, is being read, or is open; its fields belong to ``WalkOrder``.
+    A directory that will be read, is being read, or is open; only ``WalkOrder`` changes its fields.
 
     Attributes:
-        cap: that reads it.
-        way: from the root to it.
-        depth: levels below the root.
-        key: its place in order: the positions of the directories above it, and its own.
+        cap: the cap by which the directory is read.
+        way: the directories above it, up to the root.
+        depth: number of levels below the root.
+        key: its place in the order of the walk: the positions, in their parents, of the directories above it
+            and of itself.
         state: ``unread``, ``reading``, ``ready`` or ``failed``.
-        ahead: it counts among those that were read in advance.
-        position: of the entry that is met next.
-        next_ahead: position of the first entry that reading in advance has not reached.
-        children: by position, those that were begun and not met yet.
-        dropped: it is not needed any more.
+        ahead: whether its memory counts as read in advance.
+        position: the position of the entry that is met next.
+        next_ahead: the position of the first entry that reading in advance has not reached.
+        children: by position, child directories whose reading has begun and that were not met yet.
+        dropped: whether the directory is no longer needed.
     """
 
     cap: DirectoryCap
@@ -206,14 +215,16 @@ class ReadAheadDirectory:
 
     @property
     def memory_bytes(self) -> int:
-        """The memory that it takes, or is expected to take."""
+        """The memory that the directory takes, or is assumed to take."""
         if self.listing is not None:
             return self.listing.memory_bytes
         return 0 if self.state == "failed" else _expected_bytes(self.cap)
 
     @property
     def is_in_itself(self) -> bool:
-        """Whether it is one of the directories above it; takes as many steps as it is deep."""
+        """
+        Whether the directory is also one of the directories above it; the time is proportional to its depth.
+        """
         step = self.way if self.identity is not None else None
         while step is not None and step.identity != self.identity:
             step = step.before
@@ -225,12 +236,12 @@ class WalkOrder:
     The order of one walk.
 
     Args:
-        cap: of the root: a directory, or anything else.
-        metadata_json: the metadata of its entry, if it has one.
-        all_paths: enter a directory under each of its paths, as restoring a tree requires.
-        by_write_caps: enter only mutable directories, by their write caps. Nothing below other directories
-            has a write cap, so this finds all write caps of the tree. Other objects do not count as met
-            before.
+        cap: the cap of the root, which need not be a directory.
+        metadata_json: the metadata of the root's entry, if it has one.
+        all_paths: enter a directory at each of its paths, as needed for restoring a tree.
+        by_write_caps: enter only mutable directories, by their write caps. This finds all write caps of the
+            tree, since nothing below other directories has one. Objects that are not entered do not count as
+            met before.
     """
 
     def __init__(
@@ -267,18 +278,18 @@ class WalkOrder:
 
     @property
     def done(self) -> bool:
-        """Whether the walk has ended: everything was met, or it was closed."""
+        """Whether the walk has ended: everything was met, or a limit ended it."""
         return self._over or (self._began and not self._stack)
 
     @property
     def held_bytes(self) -> int:
-        """Memory of the directories that are open, or were read in advance."""
+        """The memory of all directories that are open or were read in advance."""
         return self._open_bytes + self._ahead_bytes
 
     # Reading.
 
     def next_read(self) -> ReadAheadDirectory | None:
-        """Return the directory to read now, if any; report its outcome to ``arrived``."""
+        """Return the directory to read now, if any; the caller then passes the outcome to ``arrived``."""
         if self._over:
             return None
         head = self._head
@@ -305,14 +316,14 @@ class WalkOrder:
         return None
 
     def _is_over(self, directory: ReadAheadDirectory) -> bool:
-        """Return whether a directory was met before, and this cap reveals no more of it."""
+        """Return whether a directory was met before and need not be entered again by this cap."""
         identity = directory.identity
         if identity is None or identity not in self._seen:
             return False
         return identity not in self._shut or kind_of(directory.cap) != "directory"
 
     def _entered(self, cap: Cap | None) -> DirectoryCap | None:
-        """Return the cap, if it is that of a directory to be entered."""
+        """Return the cap if it is the cap of a directory to be entered; otherwise None."""
         if isinstance(cap, DirectoryCap) and (not self._by_write_caps or writes(cap)):
             return cap
         return None
@@ -327,7 +338,7 @@ class WalkOrder:
         return directory
 
     def arrived(self, directory: ReadAheadDirectory, outcome: Listing | Exception) -> None:
-        """A directory was read, or could not be."""
+        """Record the outcome of reading a directory: its listing, or an error."""
         assert directory.state == "reading"
         self._reading -= 1
         if directory.dropped:
@@ -344,7 +355,8 @@ class WalkOrder:
 
     def _next_child(self, parent: ReadAheadDirectory) -> DirectoryCap | None:
         """
-        Return the next directory in an open one that was not begun, if any; ``next_ahead`` is its position.
+        Return the next directory in an open one whose reading has not begun, or None; ``next_ahead`` becomes
+        its position.
         """
         assert parent.listing is not None
         entries = parent.listing.entries
@@ -366,7 +378,7 @@ class WalkOrder:
     # Meeting.
 
     def next_met(self) -> Met | None:
-        """Return what is met next; None if it must be read first, or if all is done."""
+        """Return the next object; None if a directory must be read first, or if the walk has ended."""
         if self._over:
             return None
         if not self._began:
@@ -412,7 +424,7 @@ class WalkOrder:
         return met
 
     def _enter(self, child: ReadAheadDirectory, entry: Entry | None) -> Met | None:
-        """Meet a directory by its entry, or the root, which has none; None if it is not read yet."""
+        """Meet a directory; ``entry`` is None for the root. Return None if the directory is not read yet."""
         cap: Cap | None = child.cap
         path, metadata_json, best = tuple(self._path), self._metadata_json, None
         if entry is not None:
@@ -461,7 +473,7 @@ class WalkOrder:
         return None
 
     def _note(self, identity: bytes | None) -> bool:
-        """Return whether an object was met before, and record it."""
+        """Return whether an object was met before, and record it as met."""
         if identity is None or identity in self._seen:
             return identity is not None
         self._seen.add(identity)
@@ -475,7 +487,7 @@ class WalkOrder:
         self._forget(top)
 
     def _drop(self, directory: ReadAheadDirectory) -> None:
-        """Forget a directory that is not entered, and everything that was read in advance below it."""
+        """Forget a directory that is not entered, with all directories below it that were read in advance."""
         dropping = [directory]
         while dropping:
             each = dropping.pop()

@@ -1,1 +1,1 @@
-"""What both ends of a connection share: messages, addresses, announcements."""
+"""The messages, addresses and announcements that both ends of a connection use."""

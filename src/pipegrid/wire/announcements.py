@@ -1,6 +1,6 @@
 """
-Announcements of storage servers through introducers: signing, verification, and the newest one of each
-server.
+Announcements of storage servers through introducers: signing, verification, and the newest announcement of
+each server.
 
 Source: the format reference, storage protocols, sections 4.2, 5.1 and 6.
 """
@@ -36,18 +36,21 @@ NURLS = "anonymous-storage-NURLs"
 SEED = "permutation-seed-base32"
 BUNDLES = "pipegrid-bundles"
 """
-The announced length of the longest bundle that a server accepts, in bytes, so that its first shares can be
-in one.
+The field of an announcement that has the length in bytes of the longest bundle that the server accepts. With
+it, even the first shares can be sent in a bundle.
 """
 
 MAX_MESSAGE_BYTES = 32 << 10
-"""Usual ones have about 1 KB; with certificates of several grid managers, a few."""
+"""
+The maximum size of a signed announcement. Usual ones have about 1 KB, or a few KB with certificates of
+several grid managers.
+"""
 MAX_SERVERS = 4096
 MAX_ID_CHARACTERS = 256
 MAX_KEPT_BYTES = 3584
 """
-The limit for the kept fields of one announcement, as JSON; those of ``MAX_SERVERS`` fit into a file of 16
-MiB.
+The maximum size of an announcement's kept fields, as JSON; the fields of ``MAX_SERVERS`` announcements then
+fit into a file of 16 MiB.
 """
 _MAX_NICKNAME_CHARACTERS = 100
 _MAX_ADDRESSES = 16
@@ -56,7 +59,7 @@ _TOO_LONG_A_BUNDLE = 1 << 31
 
 _KEPT = (FURL, NURLS, SEED, BUNDLES, "nickname", "seqnum", "service-name")
 _NO_VALUE = True
-"""Replaces a value of the wrong type; it is of that wrong type itself."""
+"""Replaces a value of the wrong type. It has the wrong type, too, so reading the field reports the error."""
 
 _VERSION = "v0-"
 _SEED_BYTES = 32
@@ -64,7 +67,7 @@ _KEY_CHARACTERS = 52
 _SIGNATURE_CHARACTERS = 103
 
 Signed = tuple[bytes, bytes, bytes]
-"""Message, signature, key."""
+"""A signed announcement: message, signature, key."""
 
 
 class AnnouncementKey(NamedTuple):
@@ -73,7 +76,7 @@ class AnnouncementKey(NamedTuple):
     seed: bytes
 
     def __repr__(self) -> str:
-        """Return its name alone, since logs may contain it."""
+        """Return only the class name, since logs may contain it."""
         return "AnnouncementKey(...)"
 
     def __str__(self) -> str:
@@ -114,7 +117,7 @@ def parse_signing_key(text: str) -> AnnouncementKey:
     Parse a private key.
 
     Raises:
-        ValueError: the text is not one.
+        ValueError: the text is not a private key.
     """
     prefix = f"priv-{_VERSION}"
     if not text.startswith(prefix):
@@ -128,12 +131,13 @@ def parse_signing_key(text: str) -> AnnouncementKey:
 @attrs.frozen
 class Announcement:
     """
-    What a server announces, or a configuration file says about it.
+    A server's announcement, or a server's entry in a configuration file.
 
     Attributes:
-        server_id: ``v0-`` and its key if it was signed; any text in a file.
+        server_id: ``v0-`` and the key if the announcement was signed; any text in a file.
         fields: the JSON object.
-        missing_since_s: when its introducer first listed others and not this one; None: it is listed.
+        missing_since_s: when the introducer first listed other servers without this one; None: it lists this
+            server.
     """
 
     server_id: str
@@ -142,7 +146,7 @@ class Announcement:
 
     @property
     def seqnum(self) -> int | None:
-        """Grows with each change; None if it is missing."""
+        """The sequence number, which grows with each change; None if it is missing."""
         seqnum = self.fields.get("seqnum")
         return seqnum if isinstance(seqnum, int) and not isinstance(seqnum, bool) else None
 
@@ -151,7 +155,7 @@ def sign(fields: Mapping[str, Any], key: AnnouncementKey) -> Signed:
     """
     Return the signed announcement: message, signature and key.
 
-    The signature is made over the message's bytes; signature and key are ``v0-`` and base32.
+    The signature is made over the message's bytes. Signature and key are texts: ``v0-`` and base32.
     """
     message = json.dumps(fields).encode("ascii")
     signature = _VERSION + base32.encode(key.sign(message))
@@ -160,14 +164,15 @@ def sign(fields: Mapping[str, Any], key: AnnouncementKey) -> Signed:
 
 def verify(signed: object) -> Announcement:
     """
-    Return a verified announcement.
+    Check an announcement and return it.
 
-    Anyone can announce anything, so everything is checked here, its size included. Unknown fields, other
-    services and addresses of unknown versions next to a known one are ignored, for later versions.
+    Any client can send announcements, so the size and all fields are checked. So that later versions can add
+    to announcements, unknown fields and services are ignored, and so are addresses of unknown versions if a
+    known one is present.
 
     Raises:
-        ValueError: it is malformed, too large, or not signed by its key; the text continues "it is skipped:
-            ".
+        ValueError: the announcement is malformed, too large, or not signed by its key; the text is to follow
+            "it is skipped: ".
     """
     if not (isinstance(signed, tuple) and len(signed) == 3):
         raise ValueError("it is not a triple of message, signature and key")
@@ -189,13 +194,13 @@ def verify(signed: object) -> Announcement:
 
 
 def signer(signed: object) -> str:
-    """Return the key that an unverified announcement names, for errors."""
+    """Return the key that an unverified announcement names, for error messages."""
     key = signed[2] if isinstance(signed, tuple) and len(signed) == 3 else None
     return repr(key[:60].decode("latin-1")) if isinstance(key, bytes) else "without a key"
 
 
 def _binary(text: bytes, characters: int, what: str) -> bytes:
-    """Return the bytes that ``v0-`` and base32 encode."""
+    """Return the bytes that a text of ``v0-`` and base32 encodes."""
     prefix = _VERSION.encode("ascii")
     if not text.startswith(prefix):
         raise ValueError(f"its {what} is of a version that is not known here; the known one is v0")
@@ -209,13 +214,13 @@ def _binary(text: bytes, characters: int, what: str) -> bytes:
 
 def kept(announcement: Announcement, managers: Sequence[ManagerKey] = ()) -> Announcement:
     """
-    Return the announcement with only the fields that are used: 32 KiB of JSON may take 700 in memory.
+    Return the announcement with only the fields that are used: 32 KiB of JSON may take 700 KiB in memory.
 
     Args:
-        managers: of their certificates the one that is valid longest is kept.
+        managers: of all certificates by these grid managers, only the one that is valid longest is kept.
 
     Raises:
-        ValueError: that is still too large.
+        ValueError: the remaining fields are still too large.
     """
     fields = {key: _kept(announcement.fields[key]) for key in _KEPT if key in announcement.fields}
     if isinstance(name := fields.get("nickname"), str):
@@ -237,10 +242,12 @@ def _kept(value: object) -> object:
 
 class AnnouncementRecords:
     """
-    The newest announcement of every server, from any number of introducers, with the fields that are used.
+    The newest announcement of every server, from any number of introducers, with only the fields that are
+    used.
 
-    An announcement equal to the known one changes nothing; if the known one has a ``seqnum``, only a
-    greater one replaces it. An announcement remembered from an earlier run is replaced by any new one.
+    An announcement equal to the known one changes nothing. If the known announcement has a ``seqnum``, only
+    an announcement with a greater ``seqnum`` replaces it. Any new announcement replaces one that was
+    remembered from an earlier run.
 
     Args:
         limit: how many servers are kept.
@@ -262,7 +269,7 @@ class AnnouncementRecords:
         return list(self._known.values())
 
     def remember(self, announcement: Announcement) -> bool:
-        """Add an announcement that an earlier run received; returns whether it is new."""
+        """Add an announcement that an earlier run received; returns whether the announcement is new."""
         if announcement.server_id in self._known or len(self._known) >= self.limit:
             return False
         try:
@@ -275,8 +282,7 @@ class AnnouncementRecords:
 
     def hear(self, announcement: Announcement) -> bool:
         """
-        Add an announcement from an introducer; returns whether it changes what is known of a storage
-        server.
+        Add an announcement from an introducer; returns whether it changes the records of storage servers.
 
         Raises:
             ValueError: there are too many servers already, or this announcement is too large.
@@ -310,11 +316,11 @@ class KnownServer(NamedTuple):
     A server with at least one known address.
 
     Attributes:
-        nurl: its HTTPS address, or None; the first, if it has several.
-        furl: its Foolscap address, or None.
-        bundle_bytes: the longest bundle that it accepts, 0 if none.
+        nurl: the HTTPS address, or None; the first one if there are several.
+        furl: the Foolscap address, or None.
+        bundle_bytes: the longest bundle that the server accepts; 0: none.
         other_nurls: further HTTPS addresses, perhaps with another key or another secret.
-        certificates: of grid managers, as announced and not verified.
+        certificates: certificates of grid managers, as announced and not verified.
     """
 
     identity: ServerIdentity
@@ -326,17 +332,17 @@ class KnownServer(NamedTuple):
 
     @property
     def addresses(self) -> tuple[Nurl | Furl, ...]:
-        """All addresses; servers that have one in common are the same server, whatever their ids."""
+        """All addresses; servers with a common address are the same server, even if their ids differ."""
         known = (self.nurl, self.furl, *self.other_nurls)
         return tuple([each for each in known if each is not None])
 
 
 def describe(server_id: object, fields: Mapping[Any, Any]) -> KnownServer:
     """
-    Return the server that an announcement, or an entry of a file, describes.
+    Return the server that an announcement, or an entry of a configuration file, describes.
 
     Raises:
-        ValueError: it cannot be used; the text says why.
+        ValueError: the announcement or entry cannot be used; the text says why.
     """
     if not isinstance(server_id, str) or not 1 <= len(server_id) <= MAX_ID_CHARACTERS:
         raise ValueError(f"its id is not a text of 1 to {MAX_ID_CHARACTERS} characters")
@@ -350,8 +356,8 @@ def describe(server_id: object, fields: Mapping[Any, Any]) -> KnownServer:
     if foolscap is not None:
         lease_seed = foolscap.tub_id
     else:
-        # Secrets are derived from the tub id, over HTTPS as well. For a server that has none, any constant
-        # 20 bytes are enough for leases: they are derived from its key.
+        # Secrets are derived from the tub id, even if the server is used over HTTPS. A server without a tub
+        # id gets a constant of 20 bytes that is derived from its key; any constant is enough for leases.
         assert address is not None
         lease_seed = tagged_hash(b"pipegrid_gbs_lease_seed_v1", address.spki_hash)[:20]
     try:
@@ -368,14 +374,14 @@ def describe(server_id: object, fields: Mapping[Any, Any]) -> KnownServer:
 
 
 def printable(text: str) -> str:
-    """Return an untrusted name so that it can be shown in terminals and logs."""
+    """Return an untrusted name in a form that can be shown in terminals and logs."""
     text = text[:_MAX_NICKNAME_CHARACTERS].strip()
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def _nurls(fields: Mapping[Any, Any], foolscap: Furl | None) -> tuple[Nurl, ...]:
     """
-    Return the NURLs without duplicates, those of Tor last; none if only the fURL can be used.
+    Return the NURLs without duplicates, with those through Tor last. Return () if only the fURL can be used.
     """
     texts = fields.get(NURLS)
     if not texts:
@@ -391,7 +397,7 @@ def _nurls(fields: Mapping[Any, Any], foolscap: Furl | None) -> tuple[Nurl, ...]
     if found:
         return tuple(dict.fromkeys(sorted(found, key=lambda each: each.leads_through_tor)))
     if foolscap is not None and not any(map(server_address.is_furl, texts)):
-        return ()  # all of a later version
+        return ()  # all NURLs are of a later version
     raise ValueError(wrong[0])
 
 

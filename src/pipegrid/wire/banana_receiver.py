@@ -1,7 +1,8 @@
 """
-Reads Banana tokens with limits on the memory and the time that a message takes.
+A reader of Banana tokens, with limits on the memory and the time that a message takes.
 
-Source: Foolscap 24.9's documentation ("specifications/banana" and "specifications/pb"), and what it sends.
+Source: Foolscap 24.9's documentation ("specifications/banana" and "specifications/pb"), and the bytes that it
+sends.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ ERROR, PING, PONG = range(0x8D, 0x90)
 
 FLOAT_BYTES = 8
 MAX_NUMBER_BITS = 63
-"""The limit of a token's number, nine bytes: lengths, counts, and integers below 2^31."""
+"""
+The maximum length of a token's number, in bits (nine bytes). The number is a length, a count, or an integer
+below 2^31.
+"""
 
 
 class LimitExceeded(BananaError):
@@ -40,19 +44,19 @@ class LimitExceeded(BananaError):
 
 class Tokens:
     """
-    Splits input in any pieces into tokens.
+    Splits input into tokens; the input may arrive in pieces of any size.
 
-    A token is a number in base 128, its lowest seven bits first; a byte from 0x80 up, which is its type;
-    and for some types a body of as many bytes as the number says. After each header the caller calls
-    ``body``, ``skip``, or neither. Invariant: of an incomplete body only what has arrived is in memory, in
-    one buffer.
+    A token is a number in base 128, its lowest seven bits first; a byte from 0x80 up, which is the token's
+    type; and for some types a body of as many bytes as the number says. After each header the caller calls
+    ``body``, ``skip``, or neither. Invariant: of an incomplete body, only the bytes that have arrived are in
+    memory, in one buffer.
 
-    Foolscap's own ``Banana.handleData`` asks what is expected before it accepts a string, but many such
-    expectations have no limit (a name, a string to write, any answer of a tub). It has no limit for a whole
-    message, for depth, or for the time that one piece of input takes; and it copies all input for every
-    token, so that 64 KiB of PINGs take a second. A filter before it would read all headers twice, and could
-    not know to which call a string belongs. ``wire.foolscap_broker`` checks the limits, and passes each
-    token to Foolscap's code.
+    Foolscap's own ``Banana.handleData`` checks whether a string is expected before it accepts one, but many
+    of these checks have no limit (a name, a string to write, any answer of a tub). Foolscap has no limit for
+    a whole message, for depth, or for the time that one piece of input takes. It also copies all input for
+    every token, so that 64 KiB of PINGs take a second. A filter before Foolscap's parser would read all
+    headers twice, and could not know to which call a string belongs. So ``wire.foolscap_broker`` checks the
+    limits, and passes each token to Foolscap's code.
     """
 
     __slots__ = ("_at", "_chunk", "_chunks", "_gathered", "_missing", "_shift", "_skip", "_value")
@@ -61,9 +65,9 @@ class Tokens:
         self._chunks: deque[bytes] = deque()  # the chunks after the current one
         self._chunk = b""
         self._at = 0
-        self._value = self._shift = 0  # of an incomplete header
+        self._value = self._shift = 0  # the part of a number that was read, and its bits
         self._gathered: BytesIO | None = None
-        self._missing = 0  # of the current body
+        self._missing = 0  # bytes of the current body that have not arrived
         self._skip = 0
 
     def __repr__(self) -> str:
@@ -71,16 +75,18 @@ class Tokens:
 
     @property
     def waiting_bytes(self) -> int:
-        """How many bytes were fed and not yet consumed."""
+        """How many bytes of input are not consumed yet."""
         return len(self._chunk) - self._at + sum(map(len, self._chunks))
 
     @property
     def missing_bytes(self) -> int:
-        """How many bytes of a body, or of a skipped one, have not arrived."""
+        """How many bytes of the current body, or of a skipped body, have not arrived."""
         return self._missing + self._skip
 
     def feed(self, data: bytes) -> bool:
-        """Add input; returns whether there may be tokens to read (else all of it belongs to a body)."""
+        """
+        Add input; returns whether there may be tokens to read. If not, all of the input belongs to a body.
+        """
         if self._at == len(self._chunk) and not self._chunks:
             if self._missing > len(data):
                 assert self._gathered is not None
@@ -100,10 +106,10 @@ class Tokens:
 
     def header(self) -> tuple[int, int] | None:
         """
-        Return the next token's type and number, or None if it has not arrived.
+        Return the type and number of the next token, or None if the token's header has not arrived.
 
         Raises:
-            LimitExceeded: a number of more than ``MAX_NUMBER_BITS``.
+            LimitExceeded: the number has more than ``MAX_NUMBER_BITS``.
         """
         if self._skip and not self._skipped():
             return None
@@ -126,19 +132,21 @@ class Tokens:
 
     def match_next(self, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
         """
-        Return the pattern's match for the next tokens, if they arrived in one piece and no token is
-        incomplete.
+        Return the pattern's match for the next tokens; None if they are not all in one piece of input, or a
+        token is incomplete.
         """
         if self._skip or self._shift or (self._at == len(self._chunk) and not self._next()):
             return None
         return pattern.match(self._chunk, self._at)
 
     def skip_match(self, found: re.Match[bytes]) -> None:
-        """Continue after the match that ``match_next`` has just returned."""
+        """Skip the tokens that ``match_next`` has just matched."""
         self._at = found.end()
 
     def body(self, size: int) -> bytes | None:
-        """Return the body after a header; None if it is incomplete: then call again after more input."""
+        """
+        Return the body after a header; None if the body is incomplete: then call this again after more input.
+        """
         if self._gathered is None:
             at, end = self._at, self._at + size
             if end <= len(self._chunk):
@@ -154,7 +162,7 @@ class Tokens:
             if self._missing and not self._next():
                 return None
         gathered, self._gathered = self._gathered, None
-        return gathered.getvalue()  # the buffer itself, not a copy
+        return gathered.getvalue()  # ``getvalue`` returns the buffer without a copy
 
     def skip(self, size: int) -> None:
         """Skip the body after a header."""
@@ -173,33 +181,33 @@ class Tokens:
 
     def _next(self) -> bool:
         if not self._chunks:
-            self._chunk, self._at = b"", 0  # it may be large
+            self._chunk, self._at = b"", 0  # release the chunk, which may be large
             return False
         self._chunk, self._at = self._chunks.popleft(), 0
         return True
 
 
-# The empty answer, parsed in one piece. A server sends it for each write and each ``close``: seven tokens,
-# for which Foolscap creates two objects.
+# The empty answer, parsed in one piece. A server sends an empty answer for each write and each ``close``:
+# seven tokens, for which Foolscap creates two objects.
 
 NOTHING_OPENED = 2
-"""The number of objects in such an answer, including itself."""
+"""The number of objects that an empty answer opens, including itself."""
 
 NOTHING_TOKENS = 7
 
 NUMBER = rb"[\x00-\x7f]{1,5}"
-"""Matches the number of a token, in base 128."""
+"""The pattern of a token's number, in base 128."""
 
 
 def nothing_pattern(words: Mapping[int, bytes]) -> re.Pattern[bytes] | None:
     """
-    Return a pattern for such an answer; its group ``request`` is the number of the call, in base 128.
+    Return a pattern for an empty answer; the group ``request`` is the number of the call, in base 128.
 
     Args:
         words: the vocabulary of this connection: numbers to words.
 
     Returns:
-        None: it cannot be recognized on this connection.
+        None: empty answers cannot be recognized on this connection.
     """
     numbers = {word: number for number, word in words.items()}
     answer, none = numbers.get(b"answer"), numbers.get(b"none")
@@ -210,7 +218,7 @@ def nothing_pattern(words: Mapping[int, bytes]) -> re.Pattern[bytes] | None:
 
 
 def number_of(digits: bytes) -> int:
-    """Return the number that digits in base 128 encode, the lowest first."""
+    """Return the number that digits in base 128 encode, with the lowest digit first."""
     value = 0
     for digit in reversed(digits):
         value = value << 7 | digit
@@ -218,17 +226,17 @@ def number_of(digits: bytes) -> int:
 
 
 def byte_pattern(value: int) -> bytes:
-    """Return a pattern for this byte."""
+    """Return a pattern that matches this byte."""
     return re.escape(bytes((value,)))
 
 
 def _integer(name: bytes, digits: bytes) -> bytes:
-    """Return a pattern for an integer; ``digits`` matches its number, which becomes a group of this name."""
+    """Return a pattern for an integer; ``digits`` matches its number, which becomes the group ``name``."""
     return b"(?P<%b>%b)" % (name, digits) + byte_pattern(INT)
 
 
 def _opened(place: int, kind: int) -> bytes:
-    """Return a pattern for the beginning of an object; ``place`` is the object's in the pattern."""
+    """Return a pattern for the token that opens an object; ``place`` numbers the pattern's objects."""
     parts = b"(?P<open%d>" % place, NUMBER, b")", byte_pattern(OPEN), byte_pattern(kind)
     return b"".join((*parts, byte_pattern(VOCAB)))
 
@@ -237,17 +245,17 @@ def _closed(place: int) -> bytes:
     return b"(?P=open%d)" % place + byte_pattern(CLOSE)
 
 
-# The answer that allocates one share, parsed in one piece: no existing shares, and one writer, as for most
-# small files. For its twenty tokens Foolscap creates five objects, which took a quarter of a client's time
-# for such a share. Answers of any other form are left to Foolscap.
+# The answer that allocates one share, parsed in one piece. It has no existing shares and one writer, as for
+# most small files. For its twenty tokens Foolscap creates five objects, which took a quarter of a client's
+# time for such a share. Foolscap parses answers of any other form.
 
 ALLOCATED_OPENED = 5
-"""The number of objects in such an answer, including itself."""
+"""The number of objects that this answer opens, including itself."""
 
 ALLOCATED_TOKENS = 20
 
 MAX_FURL_BYTES = 512
-"""The limit for the writer's fURL; enough for a server with ten addresses."""
+"""The maximum length of the writer's fURL; enough for a server with ten addresses."""
 
 _SHARE_NUMBER = rb"[\x00-\x7f]{1,2}"
 
@@ -255,11 +263,12 @@ _SHARE_NUMBER = rb"[\x00-\x7f]{1,2}"
 @attrs.frozen(eq=False)
 class AllocatedAnswers:
     """
-    Which answers may be parsed as allocations.
+    Which answers may be parsed as allocations in one piece.
 
     Attributes:
-        constraint: of the calls with such answers; answers to other calls are left to Foolscap.
-        interface_name: of a writer.
+        constraint: Foolscap's constraint of the calls with such answers; Foolscap parses the answers to other
+            calls.
+        interface_name: the name of a writer's remote interface.
     """
 
     constraint: Any
@@ -267,13 +276,13 @@ class AllocatedAnswers:
 
     def pattern(self, words: Mapping[int, bytes]) -> re.Pattern[bytes] | None:
         """
-        Return a pattern for such an answer; ``parsed`` checks its match.
+        Return a pattern for an answer that allocates one share; ``parsed`` checks its match.
 
         Args:
             words: the vocabulary of this connection: numbers to words.
 
         Returns:
-            None: it cannot be recognized on this connection.
+            None: such answers cannot be recognized on this connection.
         """
         numbers = {word: number for number, word in words.items()}
         name = self.interface_name.encode("ascii")
@@ -299,13 +308,13 @@ class AllocatedAnswers:
 
 class Allocated(NamedTuple):
     """
-    The content of such an answer.
+    The content of an answer that allocates one share.
 
     Attributes:
         request: number of the call.
         share: number of the share that may be written.
-        clid: number of its writer at the other end.
-        furl: the writer's.
+        clid: number of the share's writer at the other end.
+        furl: fURL of the share's writer.
     """
 
     request: int
@@ -315,7 +324,7 @@ class Allocated(NamedTuple):
 
 
 def parsed(found: re.Match[bytes]) -> Allocated | None:
-    """Parse the match of a ``pattern``; None if it is not such an answer."""
+    """Parse a match of ``AllocatedAnswers.pattern``; None if the match is no such answer."""
     furl = found["furl"]
     if number_of(found["size"]) != len(furl):
         return None
@@ -323,37 +332,38 @@ def parsed(found: re.Match[bytes]) -> Allocated | None:
     return Allocated(request, share, clid, furl.decode("ascii"))
 
 
-# The memory of a message is counted before it is allocated. Every message starts with a few KiB, and is
-# allowed more when its kind is known. Each token and its body are charged.
+# The memory of a message is counted before it is allocated. Every message starts with an allowance of a few
+# KiB, and gets a larger one when its kind is known. Each token and its body are charged.
 
 TOKEN_COST = 128
-"""Bytes of memory for a token, without its body; a tuple of a number and a string has four tokens."""
+"""Bytes of memory that a token takes without its body; a tuple of a number and a string has four tokens."""
 
 FIRST_COST = 4096
 """
-The allowance of a message whose kind is not known. Calls of the tub itself, such as getReference, take some
-2000.
+The allowance of a message as long as its kind is not known. Calls of the tub itself, such as getReference,
+take some 2000.
 """
 
 CALL_COST = 64 * 1024
-"""The allowance of a call of an object of ours, unless it has its own."""
+"""The default allowance of a call by the other end to an object of ours."""
 
 ANSWER_COST = 32 * 1024
 """
-The allowance of an answer, unless its call has its own. A failure has up to 5 KB of text, in some 60
+The allowance of an answer, unless the call sets another one. A failure has up to 5 KB of text, in some 60
 tokens.
 """
 
 MAX_SMALL_TOKENS = 100_000
 """
-The tokens of a message without blocks, a second's work: 256 shares, each with 30 tests of seven tokens and
-30 small writes of five, and twelve more, are 95,232; 4096 announcements 25,000.
+The maximum number of tokens of a message without blocks; they take a second of CPU time. 256 shares, each
+with 30 tests of seven tokens, 30 small writes of five tokens and twelve more tokens, have 95,232. 4096
+announcements have 25,000.
 """
 
 TOKEN_BYTES = 100
 """
-A message may have one more token for this many bytes in it: the five of a block of an MDMF share have at
-least 531.
+For each this many bytes of bodies, a message may have one more token: the five tokens of a block of an MDMF
+share have at least 531 bytes.
 """
 
 MAX_TOKENS = MAX_SMALL_TOKENS + 5 * MAX_FOOLSCAP_WRITES
@@ -365,9 +375,9 @@ class Bounds:
     Limits that differ between connections.
 
     Attributes:
-        call_cost: allowance of a call that the other end makes of an object of ours.
-        answer_cost: the same for an answer, given the method that was called and its arguments.
-        turn_tokens: how many tokens are read before other connections are served.
+        call_cost: allowance of a call by the other end to an object of ours.
+        answer_cost: returns the allowance of an answer, given the called method and its arguments.
+        turn_tokens: maximum number of tokens that are read before other connections are served.
         allocated: answers that are parsed in one piece, if any.
     """
 
@@ -381,14 +391,18 @@ class Bounds:
 
 
 MAX_DEPTH = 10
-"""A call, its arguments, a dictionary, a triple, a list, a quadruple: six."""
+"""
+The maximum depth of nested objects. The deepest message has six: a call, its arguments, a dictionary, a
+triple, a list, a quadruple.
+"""
 
 MAX_INTEGER_BYTES = 9
-"""Tahoe-LAFS sends 2^64 for unknown free space, which has nine."""
+"""The maximum length of an integer: Tahoe-LAFS sends 2^64 for unknown free space, which has nine bytes."""
 
 MAX_CALLS = 128
 """
-Limit of calls from the other end that are running or queued; Tahoe-LAFS sends a hundred writes at once.
+The maximum number of calls from the other end that are running or queued; Tahoe-LAFS sends a hundred writes
+at once.
 """
 
 TURN_CALLS = 8
@@ -400,13 +414,14 @@ _WITH_BODY = frozenset((STRING, LONGINT, LONGNEG))
 
 class BoundedReceiver(Broker):
     """
-    Receives tokens on one connection, in turns with others, and charges them.
+    Receives tokens on one connection, in turns with other connections, and charges each message for its
+    tokens.
 
     Args:
         bounds: limits that differ between connections; the other arguments are Foolscap's.
 
     Attributes:
-        held_cost: the memory that the message being received takes so far.
+        held_cost: the memory that the current message has taken so far.
     """
 
     logReceiveErrors = False
@@ -425,7 +440,7 @@ class BoundedReceiver(Broker):
         words, answers = self.incomingVocabulary, self.bounds.allocated
         self._nothing = nothing_pattern(words)
         self._allocated = None if answers is None else answers.pattern(words)
-        # Type and size of the body being read, and whether it is dropped.
+        # Type and size of the body that is being read, and whether the body will be dropped.
         self._body: tuple[int, int, bool] | None = None
         self._reading = True
         self._yielded = False
@@ -433,7 +448,7 @@ class BoundedReceiver(Broker):
 
     @staticmethod
     def seconds() -> float:
-        """Return the time of a clock that cannot be set, for timeouts."""
+        """Return the time of a clock that no program can set, for timeouts."""
         return CLOCK.seconds()
 
     def connectionMade(self) -> None:
@@ -457,7 +472,7 @@ class BoundedReceiver(Broker):
         self._read(False)
 
     def go_on(self) -> None:
-        """Process what has arrived, as far as this turn allows."""
+        """Process the input that has arrived, as far as this turn allows."""
         self._yielded = False
         if self.connectionAbandoned:
             return
@@ -467,7 +482,7 @@ class BoundedReceiver(Broker):
             self.refuse(str(error.args[0]) if error.args else "it broke the protocol")
             return
         except Exception as error:
-            # Foolscap asserts on, and decodes, untrusted input.
+            # Foolscap's code asserts on untrusted input and decodes it, so it may raise any error.
             self.refuse(f"what it sent makes no sense ({type(error).__name__})")
             return
         if self.is_over():
@@ -480,34 +495,34 @@ class BoundedReceiver(Broker):
 
     @property
     def may_go_on(self) -> bool:
-        """Whether more can be processed now; when that changes, call ``wake``."""
+        """Whether more can be processed now. Call ``wake`` when this becomes true."""
         return len(self.activeLocalCalls) + len(self.inboundDeliveryQueue) < MAX_CALLS
 
     def is_over(self) -> bool:
-        """Whether nothing more is processed, for good."""
+        """Return whether nothing will be processed any more."""
         return self.connectionAbandoned
 
     def wake(self) -> None:
-        """Continue processing, if that is possible."""
+        """Continue processing if ``may_go_on`` permits it."""
         if not self._reading and not self._yielded and self.may_go_on:
             self._yielded = True
             eventual.eventually(self.go_on)
 
     def turn_ended(self) -> None:
-        """Schedule ``go_on`` after other connections were served."""
+        """Schedule ``go_on`` for after other connections are served."""
         eventual.eventually(self.go_on)
 
     # The allowance of the message that is being received.
 
     def message_begins(self) -> None:
-        """Start the allowance of another message."""
+        """Start the allowance of a new message."""
         self.held_cost = 0
         self._cost_left = FIRST_COST
         self._tokens_left = MAX_SMALL_TOKENS
         self._tokens_earned = MAX_TOKENS - MAX_SMALL_TOKENS
 
     def charge(self, cost: int) -> None:
-        """Charge the message with memory; raises LimitExceeded beyond its allowance."""
+        """Charge the current message for memory; raises LimitExceeded beyond the message's allowance."""
         self._cost_left -= cost
         self.held_cost += cost
         if self._cost_left < 0:
@@ -516,11 +531,11 @@ class BoundedReceiver(Broker):
             )
 
     def allow(self, cost: int) -> None:
-        """Raise the allowance to ``cost`` in all, since the kind of message is known."""
+        """Raise the allowance of the current message to ``cost`` in total, since its kind is known now."""
         self._cost_left = max(self._cost_left, cost - self.held_cost)
 
     def _count_body(self, size: int) -> None:
-        """Count a body, which allows more tokens."""
+        """Count a body: its bytes allow the message more tokens."""
         more = min(size // TOKEN_BYTES, self._tokens_earned)
         self._tokens_earned -= more
         self._tokens_left += more
@@ -529,12 +544,12 @@ class BoundedReceiver(Broker):
         if reading is not self._reading:
             self._reading = reading
             name = "resumeProducing" if reading else "pauseProducing"
-            act = getattr(self.transport, name, None)  # in-memory transports of tests have none
+            act = getattr(self.transport, name, None)  # absent in tests
             if act is not None:
                 act()
 
     def _take_tokens(self) -> bool:
-        """Process tokens; return whether the turn ended before the tokens did."""
+        """Process tokens; return whether the turn has ended while tokens are left."""
         tokens, left = self._tokens, self.bounds.turn_tokens
         self._turn_calls = 0
         while self.may_go_on and not self.connectionAbandoned:
@@ -560,8 +575,8 @@ class BoundedReceiver(Broker):
 
     def _took_answer(self) -> int:
         """
-        Process an answer that is parsed in one piece, if one comes next; returns its number of tokens, or
-        0.
+        Process the next tokens if they are an answer that is parsed in one piece; returns the number of
+        tokens, or 0.
         """
         if len(self.receiveStack) > 1 or self.inOpen or self.discardCount:
             return 0
@@ -570,7 +585,10 @@ class BoundedReceiver(Broker):
         return ALLOCATED_TOKENS if self._took_allocated() else 0
 
     def _took_nothing(self) -> bool:
-        """Process an empty answer, if one comes next and is allowed."""
+        """
+        Process the next tokens if they are an empty answer and the call permits one; returns whether they
+        are.
+        """
         found = None if self._nothing is None else self._tokens.match_next(self._nothing)
         if found is None:
             return False
@@ -584,7 +602,10 @@ class BoundedReceiver(Broker):
         return True
 
     def _took_allocated(self) -> bool:
-        """Process an answer that allocates one share, if one comes next and is allowed."""
+        """
+        Process the next tokens if they are an answer that allocates one share and the call permits one;
+        returns whether they are.
+        """
         kind = self.bounds.allocated
         found = None if self._allocated is None else self._tokens.match_next(self._allocated)
         said = None if found is None else parsed(found)
@@ -624,7 +645,7 @@ class BoundedReceiver(Broker):
             self.inOpen = True
         elif was_in_open and kind in (CLOSE, ABORT):
             raise LimitExceeded("it ended something before its name")
-        if kind != ERROR:  # which is outside of messages, and has its own limit
+        if kind != ERROR:  # ERROR is outside of messages and has its own limit
             self._tokens_left -= 1
             if self._tokens_left < 0:
                 raise LimitExceeded("a message had more tokens than one of its size may have")
@@ -644,7 +665,10 @@ class BoundedReceiver(Broker):
             _HANDLERS[kind](self, number, rejected)
 
     def _is_welcome(self, typebyte: bytes, number: int, was_in_open: bool) -> bool:
-        """Return whether the object being decoded accepts such a token; report a violation to it if not."""
+        """
+        Return whether the object being decoded accepts such a token; if not, report a violation to the
+        object.
+        """
         top = self.receiveStack[-1]
         try:
             if was_in_open:
@@ -662,7 +686,7 @@ class BoundedReceiver(Broker):
         self.inboundOpenCount = number
         if not rejected:
             self.opentype = []
-        elif self.inOpen:  # within a discarded object; else discarding has just begun
+        elif self.inOpen:  # inside a discarded object; its own OPEN does not count
             self.discardCount += 1
             self.inOpen = False
 
@@ -675,7 +699,7 @@ class BoundedReceiver(Broker):
     def _aborted(self, number: int, rejected: bool) -> None:
         if not rejected:
             try:
-                raise Violation("ABORT received")  # the text that Foolscap expects
+                raise Violation("ABORT received")  # the text that Foolscap expects here
             except Violation:
                 self.handleViolation(BananaFailure(), "receive-abort")
 
@@ -717,7 +741,7 @@ class BoundedReceiver(Broker):
             self.handleToken(value)
 
     def refuse(self, reason: str, tell: bool = True) -> None:
-        """End the connection, since the other end exceeded a limit."""
+        """End the connection, since the other end exceeded a limit or broke the protocol."""
         raise NotImplementedError
 
 
@@ -729,7 +753,7 @@ _HANDLERS: dict[int, Callable[[Any, int, bool], None]] = {
     INT: BoundedReceiver._integer,
     NEG: BoundedReceiver._negative,
     VOCAB: BoundedReceiver._word,
-    STRING: BoundedReceiver._integer,  # these three have bodies, which come first
+    STRING: BoundedReceiver._integer,  # these three types have bodies, taken before
     LONGINT: BoundedReceiver._integer,
     LONGNEG: BoundedReceiver._integer,
     FLOAT: BoundedReceiver._integer,

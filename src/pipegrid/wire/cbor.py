@@ -1,5 +1,6 @@
 """
-CBOR with limits on bytes, items and depth that are checked before memory is spent, and checks of types.
+CBOR with limits on bytes, items and depth, and with checks of types. The limits are checked before memory is
+allocated.
 
 Source: RFC 8949, sections 3 and 3.4.
 """
@@ -14,52 +15,58 @@ import cbor2
 from pipegrid.core.hashes import STORAGE_INDEX_BYTES, Buffer, StoredBytes
 from pipegrid.wire.storage_messages import LeaseSecrets
 
-# A byte on the wire may become a hundred in memory: eight megabytes of empty maps took 600, and blocked a
-# server for seconds. So the heads of a message's items are counted first, which allocates nothing and skips
-# strings by their lengths. Rejected are
+# A byte on the wire may become a hundred bytes in memory: eight megabytes of empty maps took 600 megabytes,
+# and blocked a server for seconds. So the heads of a message's items are counted first, which allocates
+# nothing and skips strings by their lengths. The following are rejected:
 #
 # * more items than a message of its kind can have: numbers, strings, containers, tags, breaks;
-# * a map or a set of more than 256 elements, the most that the protocols use. Keys can be chosen to have
-#   the same hash, which takes quadratic time;
+# * a map or a set of more than 256 elements, the maximum in the protocols. A sender can choose keys with
+#   the same hash, which take quadratic time;
 # * maps and sets of undeclared length, tags in other than their short forms, and strings that end after the
 #   message.
 #
-# The decoder limits the depth. Bytes after the message are counted as well. A message of up to 1024 bytes
-# is not scanned: it has no more items than bytes, and most requests are shorter. In longer ones each item
+# The decoder limits the depth. Bytes after the message are counted as well. A message of up to 1024 bytes is
+# not scanned: it has no more items than bytes, and most requests are shorter. In longer messages each item
 # takes a tenth of a microsecond.
 #
-# Large byte strings can be replaced by views (``take_out``), so that they are in memory once: the decoder
-# gets the rest of the message, with tags in their places that are rejected in input. Of a message that is
-# too long for memory (``ReceivedMessage``), byte strings of 256 bytes and more go to a file as they arrive.
+# Large byte strings can be replaced by views (``take_out``), so that they are in memory only once: the
+# decoder gets the rest of the message, with tags in place of these strings. Such tags are rejected in input.
+# If a message is too long for memory (``ReceivedMessage``), its byte strings of 256 bytes and more are
+# written to a file as they arrive.
 
 UNSCANNED_BYTES = 1024
 MAX_KEYS = 256
-"""The limit for one map or set: the number of share numbers."""
+"""The maximum number of elements in one map or set: the number of possible share numbers."""
 
 VIEW_BYTES = 4 * 1024
 KEPT_BYTES = 256
-"""Shorter byte strings of a ``ReceivedMessage`` stay in memory."""
+"""Byte strings of a ``ReceivedMessage`` that are shorter than this stay in memory."""
 KEPT_PLACE_BYTES = 120
-"""The memory that the placeholder of a string in the file takes, including the decoded one."""
+"""The memory that the placeholder of a byte string in the file takes, including the decoded placeholder."""
 VIEW_TAG = 0x70676264
-"""Encoded in five bytes, which is rejected in input: no tag of the protocols needs that."""
+"""
+The tag of placeholders. It is encoded in five bytes, which is rejected in input: no tag of the protocols
+needs five bytes.
+"""
 
 _SET_TAG = 258
 _UINT, _INT, _BYTES, _TEXT, _ARRAY, _MAP, _TAG, _SIMPLE = range(8)
 _ARGUMENT_BYTES = {24: 1, 25: 2, 26: 4, 27: 8}
 _INDEFINITE = 31
-_BYTES_OF_1, _BYTES_OF_2 = 0x58, 0x59  # byte strings with a length of one byte, and of two
+_BYTES_OF_1, _BYTES_OF_2 = 0x58, 0x59  # byte strings whose length takes one byte, or two
 
 
 def _step(initial: int) -> int:
-    """Return the number of bytes to the next head, or 0 if more has to be examined."""
+    """
+    Return the number of bytes to the next head, given a head's first byte; 0 if more bytes must be examined.
+    """
     major, detail = initial >> 5, initial & 31
     if detail < 24:
         return 1 + detail if major in (_BYTES, _TEXT) else 1
     if major in (_UINT, _INT, _ARRAY, _SIMPLE) and detail in _ARGUMENT_BYTES:
         return 1 + _ARGUMENT_BYTES[detail]
     if detail == _INDEFINITE and major in (_BYTES, _TEXT, _ARRAY, _SIMPLE):
-        return 1  # its pieces follow, and a break
+        return 1  # the string's pieces follow, then a break
     return 0
 
 
@@ -68,19 +75,19 @@ _STEPS = tuple(map(_step, range(256)))
 
 def count_items(data: Buffer, max_items: int) -> int:
     """
-    Return the number of items in a message, if it may be decoded.
+    Return the number of items in a message after checking that it may be decoded.
 
     Raises:
-        ValueError: it has more than ``max_items``, or is rejected for another reason.
+        ValueError: the message has more than ``max_items``, or is rejected for another reason.
     """
     return _walk(data, max_items, [])
 
 
 def take_out(data: Buffer, max_items: int) -> tuple[bytes, list[memoryview], int]:
     """
-    Return a message without its large byte strings, those strings, and the number of items.
+    Return a message without its large byte strings, a list of these strings, and the number of items.
 
-    The ``n``-th string is replaced by tag ``VIEW_TAG`` around the number ``n``.
+    String ``n`` of the list is replaced by tag ``VIEW_TAG`` around the number ``n``.
 
     Args:
         data: must not change as long as the views are used.
@@ -103,7 +110,7 @@ def take_out(data: Buffer, max_items: int) -> tuple[bytes, list[memoryview], int
 
 
 def _walk(data: Buffer, max_items: int, large: list[tuple[int, int, int]]) -> int:
-    """Count items; append head, begin and end of each large byte string to a list."""
+    """Count items; append (head, begin, end) of each large byte string to ``large``."""
     at, end, steps = 0, len(data), _STEPS
     try:
         for items in range(max_items + 1):
@@ -115,7 +122,7 @@ def _walk(data: Buffer, max_items: int, large: list[tuple[int, int, int]]) -> in
             step = steps[initial]
             if step:
                 at += step
-            # most items of a bundle are of these kinds, so they are handled here
+            # Most items of a bundle are of the following kinds, so they are handled without a call.
             elif initial == _BYTES_OF_1:
                 at += 2 + data[at + 1]
             elif initial == _BYTES_OF_2 and data[at + 1] < VIEW_BYTES >> 8:
@@ -130,7 +137,7 @@ def _walk(data: Buffer, max_items: int, large: list[tuple[int, int, int]]) -> in
 
 
 def _next_head(data: Buffer, at: int, large: list[tuple[int, int, int]]) -> int:
-    """Return the position of the next head after an item that is not simple."""
+    """Return the position of the next head, after an item for which ``_step`` is 0."""
     major, detail = data[at] >> 5, data[at] & 31
     length = _ARGUMENT_BYTES.get(detail)
     if length is None:
@@ -155,7 +162,9 @@ def _next_head(data: Buffer, at: int, large: list[tuple[int, int, int]]) -> int:
 
 
 def _check_set(data: Buffer, at: int) -> None:
-    """Check the array after a set's tag; the decoder rejects what is not an array."""
+    """
+    Check the length of the array after a set's tag; if there is no array, the decoder rejects the message.
+    """
     initial = data[at] if at < len(data) else 0
     if initial >> 5 == _ARRAY and initial & 31 >= 24:
         length = _ARGUMENT_BYTES.get(initial & 31)
@@ -170,13 +179,13 @@ class ReceivedMessage:
 
     Args:
         keep: called with the bytes of all large byte strings, consecutively.
-        most_items: returns how many items the first bytes of a message may have, given their number.
+        most_items: returns how many items the received part of a message may have, given its length.
 
     Attributes:
-        length: bytes received.
-        items: received so far.
+        length: number of bytes received.
+        items: number of items received.
         rest: the message without its large byte strings, as from ``take_out``.
-        kept: (begin, end) of each of these strings in the bytes given to ``keep``.
+        kept: (begin, end) of each large byte string in the bytes given to ``keep``.
     """
 
     def __init__(self, keep: Callable[[Buffer], None], most_items: Callable[[int], int]) -> None:
@@ -187,14 +196,14 @@ class ReceivedMessage:
         self._keep = keep
         self._most_items = most_items
         self._kept_bytes = 0
-        self._head = bytearray()  # of an incomplete item
-        self._string_bytes = 0  # missing from the current string
+        self._head = bytearray()  # the received part of an incomplete head
+        self._string_bytes = 0  # bytes of the current string that have not arrived
         self._is_kept = False
-        self._after_set = False  # the last item was the tag of a set
+        self._after_set = False  # whether the last item was a set's tag
 
     @property
     def cost_bytes(self) -> int:
-        """Memory for the short strings, and for the placeholders of the others."""
+        """The memory for the short strings, and for the placeholders of the large ones."""
         return 2 * len(self.rest) + KEPT_PLACE_BYTES * len(self.kept)
 
     def feed(self, data: Buffer) -> None:
@@ -202,7 +211,7 @@ class ReceivedMessage:
         Process the next bytes.
 
         Raises:
-            ValueError: as ``count_items``; also what ``keep`` raises.
+            ValueError: as ``count_items``. Errors of ``keep`` are raised, too.
         """
         view = memoryview(data)
         self.length += len(view)
@@ -235,7 +244,7 @@ class ReceivedMessage:
         Check that the message is complete.
 
         Raises:
-            ValueError: it ends within an item.
+            ValueError: the message ends within an item.
         """
         if self._string_bytes or self._head:
             raise ValueError("not a CBOR message: it ends within an item")
@@ -266,8 +275,8 @@ class ReceivedMessage:
         Return the decoded message.
 
         Args:
-            part: called with begin and end in the bytes given to ``keep``; returns the value for a large
-                byte string.
+            part: returns the value of a large byte string, given its begin and end in the bytes given to
+                ``keep``.
 
         Raises:
             ValueError: as ``loads``.
@@ -289,11 +298,11 @@ def _check_count(count: int, what: str) -> None:
         raise ValueError(f"a {what} that has {count} items; {MAX_KEYS} are allowed")
 
 
-# Of tags only 258 (a set) and 2 (a big number) are accepted, so values are of JSON's types, bytes and sets;
+# Only the tags 258 (a set) and 2 (a big number) are accepted, so values are of JSON's types, bytes and sets;
 # ``True`` is not accepted as 1. All functions raise ``ValueError`` with a text that names the place in the
-# message; the caller turns that into status 400 or ``ServerProtocolError``.
+# message; the caller turns the error into status 400 or ``ServerProtocolError``.
 
-MAX_DEPTH = 8  # the deepest message, read-test-write, needs 6
+MAX_DEPTH = 8  # read-test-write, the deepest message, needs 6
 MAX_UINT = (1 << 64) - 1
 MAX_STATUS = 599
 LEASE_SECRET_BYTES = 32
@@ -303,8 +312,8 @@ def _refuse_tag(*_: object) -> NoReturn:
     raise ValueError("a tag other than 258")
 
 
-# All tags for which cbor2 has a decoder, except 258, 55799 (no meaning) and 2: old servers send 2^64 bytes
-# of space, a big number, for "unknown".
+# All tags for which cbor2 has a decoder, except 258, 55799 (no meaning) and 2 (a big number): old servers
+# send 2^64 bytes of space for "unknown".
 _REFUSED_TAGS: dict[int, Callable[..., Any]] = dict.fromkeys(
     (0, 1, 3, 4, 5, 25, 28, 29, 30, 35, 36, 37, 43, 52, 54, 100, 256, 260, 261, 1004, 43000),
     _refuse_tag,
@@ -318,7 +327,8 @@ def dumps(value: Any) -> bytes:
 
 def head(major: int, argument: int) -> bytes:
     """
-    Return the head of an item: its kind (0 a number, 2 bytes, 4 an array, 5 a map), and its value or length.
+    Return the head of an item, given its kind (0 a number, 2 bytes, 4 an array, 5 a map), and its value or
+    length.
     """
     if argument < 24:
         return bytes([major << 5 | argument])
@@ -330,17 +340,17 @@ def head(major: int, argument: int) -> bytes:
 
 def loads(data: Buffer, limit_bytes: int, max_items: int) -> Any:
     """
-    Decode the value in ``data``; bytes after it are ignored.
+    Decode the message at the beginning of ``data``; bytes after the message are ignored.
 
-    Memory and time are proportional to the message's real length, whatever lengths it declares.
+    Memory and time are proportional to the message's real length, whatever lengths the message declares.
 
     Args:
-        max_items: numbers, strings, containers and tags that a message of this kind can have. Checked in
-            messages of more than 1024 bytes.
+        max_items: maximum number of numbers, strings, containers and tags that a message of this kind can
+            have. Checked in messages of more than 1024 bytes.
 
     Raises:
-        ValueError: longer than the limit, not CBOR, nested deeper than 8, with unknown tags, or with more
-            items than allowed.
+        ValueError: the data are longer than the limit, not CBOR, nested deeper than 8, or have unknown tags
+            or more items than allowed.
     """
     _check_length(data, limit_bytes)
     if len(data) > UNSCANNED_BYTES:
@@ -352,13 +362,14 @@ def scan_views(
     data: Buffer, limit_bytes: int, max_items: int
 ) -> tuple[int, int, Callable[[], Any]]:
     """
-    Check a message like ``loads``, but decode it later.
+    Check a message as ``loads`` does, but leave the decoding to the returned function.
 
-    Byte strings of 4 KiB and more are views of ``data``, which must not change as long as they are used.
+    Byte strings of 4 KiB and more become views of ``data``, which must not change as long as the views are
+    used.
 
     Returns:
-        the number of items, the number of bytes that are copied (0 for a short message), and a function
-            that returns the value.
+        the number of items, the number of bytes that are copied (0 for a short message), and a function that
+            returns the decoded value.
     """
     _check_length(data, limit_bytes)
     if len(data) <= UNSCANNED_BYTES:
@@ -385,12 +396,12 @@ def _build(data: Buffer, tag_hook: Callable[..., Any] | None) -> Any:
             semantic_decoders=_REFUSED_TAGS,
             tag_hook=tag_hook,
         )
-    except Exception as error:  # cbor2 passes on what the types' constructors raise
+    except Exception as error:  # errors of the constructors of the types, too
         raise ValueError(f"not a CBOR message: {error}"[:200]) from error
 
 
 def expect_map(value: Any, keys: frozenset[Any], where: str) -> dict[Any, Any]:
-    """Return value if it is a map with exactly these keys."""
+    """Return ``value`` if it is a map with exactly these keys."""
     if type(value) is not dict:
         raise ValueError(f"{where} is not a map")
     if value.keys() != keys:
@@ -399,14 +410,14 @@ def expect_map(value: Any, keys: frozenset[Any], where: str) -> dict[Any, Any]:
 
 
 def expect_uint(value: Any, where: str, maximum: int = MAX_UINT) -> int:
-    """Return value if it is a whole number from 0 to maximum."""
+    """Return ``value`` if it is a whole number from 0 to ``maximum``."""
     if type(value) is not int or not 0 <= value <= maximum:
         raise ValueError(f"{where} is not a whole number from 0 to {maximum}")
     return value
 
 
 def expect_uint_set(value: Any, where: str, max_count: int) -> frozenset[int]:
-    """Return value if it is a set (tag 258, not an array) of at most max_count numbers."""
+    """Return ``value`` if it is a set (tag 258, not an array) of at most ``max_count`` numbers."""
     if type(value) is not set and type(value) is not frozenset:
         raise ValueError(f"{where} is not a set (tag 258)")
     if len(value) > max_count:
@@ -418,7 +429,7 @@ def expect_uint_set(value: Any, where: str, max_count: int) -> frozenset[int]:
 
 
 def expect_list(value: Any, where: str, max_count: int | None) -> list[Any]:
-    """Return value if it is an array of at most max_count items."""
+    """Return ``value`` if it is an array of at most ``max_count`` items."""
     if type(value) is not list:
         raise ValueError(f"{where} is not an array")
     if max_count is not None and len(value) > max_count:
@@ -427,7 +438,7 @@ def expect_list(value: Any, where: str, max_count: int | None) -> list[Any]:
 
 
 def expect_fields(value: Any, count: int, where: str) -> list[Any]:
-    """Return value if it is an array of exactly count items."""
+    """Return ``value`` if it is an array of exactly ``count`` items."""
     fields = expect_list(value, where, count)
     if len(fields) != count:
         raise ValueError(f"{where} has {len(fields)} fields, not {count}")
@@ -435,28 +446,28 @@ def expect_fields(value: Any, count: int, where: str) -> list[Any]:
 
 
 def expect_text(value: Any, where: str, min_length: int = 0) -> str:
-    """Return value if it is a text string of at least min_length characters."""
+    """Return ``value`` if it is a text string of at least ``min_length`` characters."""
     if type(value) is not str or len(value) < min_length:
         raise ValueError(f"{where} is not a text of {min_length} or more characters")
     return value
 
 
 def expect_bytes(value: Any, where: str) -> bytes:
-    """Return value if it is a byte string."""
+    """Return ``value`` if it is a byte string."""
     if type(value) is not bytes:
         raise ValueError(f"{where} is not a byte string")
     return value
 
 
 def expect_sized(value: Any, where: str, size: int) -> bytes:
-    """Return value if it is a byte string of ``size`` bytes."""
+    """Return ``value`` if it is a byte string of ``size`` bytes."""
     if len(expect_bytes(value, where)) != size:
         raise ValueError(f"{where} has {len(value)} bytes, not {size}")
     return bytes(value)
 
 
 def expect_status(value: Any) -> int:
-    """Return value if it is the status of a final HTTP response."""
+    """Return ``value`` if it is the status of a final HTTP response."""
     status = expect_uint(value, "a status", MAX_STATUS)
     if status < 200:
         raise ValueError(f"{status} is not a status")
@@ -465,8 +476,8 @@ def expect_status(value: Any) -> int:
 
 def expect_view(value: Any, where: str) -> bytes:
     """
-    Return value if it is a byte string, a view that ``scan_views`` made of one, or one that is stored in a
-    file.
+    Return ``value`` if it is a byte string in any of three forms: bytes, a view from ``scan_views``, or a
+    string in a file.
     """
     if type(value) is memoryview or isinstance(value, StoredBytes):
         return value  # type: ignore[return-value]
@@ -487,7 +498,7 @@ def expect_lease(renew: Any, cancel: Any) -> LeaseSecrets:
 
 
 def expect_answers(value: Any, count: int, to_what: str) -> list[Any]:
-    """Return value if it is an array of ``count`` answers."""
+    """Return ``value`` if it is an array of ``count`` answers."""
     answers = expect_list(value, "the answer", None)
     if len(answers) != count:
         raise ValueError(f"{len(answers)} answers to {count} {to_what}")

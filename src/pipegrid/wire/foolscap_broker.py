@@ -48,32 +48,41 @@ from pipegrid.wire.banana_receiver import (
 from pipegrid.wire.server_address import place_of
 
 # Foolscap releases each remote object at once, by a call that is answered. The writer of a small share is
-# needed for two calls, so every fourth call of many small puts was a release, and delayed others at the
-# server. Here releases wait until the connection is idle or ends. ``MAX_UNNEEDED`` bounds what the other
-# end keeps meanwhile.
+# needed for two calls (write and close), so every fourth call of many small puts was a release, and delayed
+# other calls at the server. Here releases wait until the connection is idle or ends. ``MAX_UNNEEDED`` bounds
+# how many objects the other end keeps meanwhile.
 
 MAX_UNNEEDED = 1024
-"""Each takes some 2 kB at a PipeGrid server; beyond this number the oldest are released at once."""
+"""
+The maximum number of objects that wait for their release; beyond this number, the oldest are released at
+once. Each takes some 2 kB at a PipeGrid server.
+"""
 
 IDLE_CHECK_S = 1.0
-"""How often the connection is checked for being idle."""
+"""How often is checked whether the connection is idle."""
 
 RELEASES_PER_CHECK = 128
-"""How many are released in one check: a tenth of a second's work for a server."""
+"""The maximum number of objects that are released in one check: a tenth of a second's work for a server."""
 
 
-# Negotiation as in Foolscap, but with strong ciphers only, and with limits.
+# Negotiation as in Foolscap, but only with strong ciphers, and with limits.
 
 NEGOTIATION_S = 30
 GRACE_S = 5.0
-"""How long after an error was sent to the peer the connection is aborted."""
+"""The time from an error that was sent to the peer to the abort of the connection."""
 
 
 class StrictNegotiation(Negotiation):
-    """Set as a tub's ``negotiationClass``, or as the class of a negotiation that has not begun."""
+    """
+    A negotiation with strong ciphers only. Set as a tub's ``negotiationClass``, or as the class of a
+    negotiation that has not begun.
+    """
 
     def startTLS(self, cert: Any) -> None:
-        """Start TLS with ``cert``, forward-secret ciphers only, and a limit on handshakes."""
+        """
+        Start TLS with the certificate ``cert``, only with forward-secret ciphers, and with a limit on
+        handshakes.
+        """
         options = crypto.FoolscapContextFactory(
             privateKey=cert.privateKey.original, certificate=cert.original
         )
@@ -84,7 +93,8 @@ class StrictNegotiation(Negotiation):
 
 class BoundedNegotiation(StrictNegotiation):
     """
-    Limits the time before the broker to ``NEGOTIATION_S``, as Foolscap limits the bytes; nothing is logged.
+    A negotiation that may take at most ``NEGOTIATION_S``; Foolscap already limits its bytes. Nothing is
+    logged.
     """
 
     SERVER_TIMEOUT = NEGOTIATION_S
@@ -92,7 +102,7 @@ class BoundedNegotiation(StrictNegotiation):
     failureReason: Failure | None
 
     def log(self, *args: Any, **kwargs: Any) -> None:
-        """Drop the message: Foolscap would keep the last ones in memory, with all untrusted input."""
+        """Drop the message: Foolscap would keep the last messages in memory, with all untrusted input."""
 
     def dataReceived(self, chunk: bytes) -> None:
         """Process input, unless negotiation has failed already."""
@@ -102,7 +112,10 @@ class BoundedNegotiation(StrictNegotiation):
                 self._end()
 
     def negotiationFailed(self) -> None:
-        """Negotiation has failed, possibly by an exception in Foolscap's parser of untrusted input."""
+        """
+        End the negotiation. An exception in Foolscap's parser of untrusted input becomes a
+        ``NegotiationError``.
+        """
         why = self.failureReason
         if why is not None and why.check(
             LookupError, ValueError, TypeError, AttributeError, AssertionError
@@ -115,7 +128,7 @@ class BoundedNegotiation(StrictNegotiation):
         self._end()
 
     def connectionLost(self, reason: Failure) -> None:
-        """Negotiation has failed, or the peer has closed the connection."""
+        """Stop the timer: negotiation has failed, or the peer has closed the connection."""
         if self._aborting is not None:
             self._aborting.cancel()
             self._aborting = None
@@ -125,7 +138,7 @@ class BoundedNegotiation(StrictNegotiation):
         return self.failureReason is not None
 
     def _end(self) -> None:
-        # The reason is being sent; a peer that does not read it, or sends more, is disconnected.
+        # The error is being sent. A peer that does not read the error, or sends more, is disconnected.
         self.buffer = b""
         if self._aborting is None and self.transport.connected:
             self.transport.pauseProducing()
@@ -136,17 +149,18 @@ class BoundedNegotiation(StrictNegotiation):
         self.transport.abortConnection()
 
 
-# Limits of a connection. Each token is handled as in Foolscap, but is read by ``wire.banana_receiver``. For
+# Limits of a connection. Each token is handled as in Foolscap, but read by ``wire.banana_receiver``. For
 # clients and servers alike:
 #
-# * A message has an allowance for its size in memory (``TOKEN_COST`` per token, and its bodies), charged
-#   before it is allocated. It starts with a few KiB, and grows when the kind of message is known: for an
-#   answer, to what the call may return; for a call, to ``Bounds.call_cost``. A reference within a message
-#   costs as much as all of it so far, since it can be repeated.
+# * A message has an allowance for its size in memory (``TOKEN_COST`` per token, and the bodies), which is
+#   charged before the memory is allocated. The allowance starts with a few KiB, and grows when the kind of
+#   message is known: for an answer, to what the call may return; for a call, to ``Bounds.call_cost``. A
+#   reference to an earlier part of the message costs as much as all of the message so far, since references
+#   can be repeated.
 # * Unexpected answers end the connection. Gifts (references to third parties, to which a tub would
 #   connect), copies of objects other than failures, our own objects coming back, and methods are rejected.
-# * After ``Bounds.turn_tokens`` tokens or ``TURN_CALLS`` calls other connections are served. Until then
-#   nothing is read from the socket; nor while ``MAX_CALLS`` calls are running.
+# * After ``Bounds.turn_tokens`` tokens or ``TURN_CALLS`` calls, other connections are served. Until the next
+#   turn, nothing is read from the socket; nor while ``MAX_CALLS`` calls are running.
 # * A peer that exceeds a limit gets the reason and is disconnected ``GRACE_S`` later. All times are
 #   monotonic.
 #
@@ -157,7 +171,7 @@ class BoundedNegotiation(StrictNegotiation):
 
 
 MAX_REFERENCES = 16_384
-"""Limit of references to objects at the other end: some 16 MB."""
+"""The maximum number of references to objects at the other end; they take some 16 MB."""
 
 _VALUES = ("none", "boolean", "unicode", "list", "tuple", "dict", "set", "immutable-set")
 _OPEN_TYPES = (*_VALUES, "reference", "arguments", "my-reference")
@@ -167,8 +181,8 @@ class WholeTuple(TupleUnslicer):
     """
     Accepts only a tuple that has all declared parts.
 
-    Foolscap's own accepts one that ends early. It checks arguments once more before a call, but not
-    answers.
+    Foolscap's own class accepts a tuple that ends early. Foolscap checks a call's arguments once more before
+    the call, but not answers.
     """
 
     def receiveClose(self) -> Any:
@@ -188,7 +202,9 @@ class BoundedRoot(PBRootUnslicer):
     openRegistries = [{(name,): _KNOWN[name,] for name in _OPEN_TYPES}]
 
     def open(self, opentype: tuple[str, ...]) -> Any:
-        """Return the decoder for such an object; of copies only a failure's."""
+        """
+        Return the decoder for an object of this type. Copies of objects other than failures are rejected.
+        """
         if opentype[0] == "copyable" and opentype[1:] not in ((), (FailureSlicer.classname,)):
             raise Violation("copies of objects are not taken")
         return super().open(opentype)
@@ -196,13 +212,13 @@ class BoundedRoot(PBRootUnslicer):
 
 class BoundedBroker(BoundedReceiver):
     """
-    One connection after its negotiation; a comment above lists its limits.
+    One connection after its negotiation. The comment before ``MAX_REFERENCES`` lists its limits.
 
     Args:
         bounds: limits that differ between connections; the other arguments are Foolscap's.
 
     Attributes:
-        stalls: stopped at the end of the connection, if the connection is watched.
+        stalls: watches the connection for stalls, if set; stopped when the connection ends.
     """
 
     unslicerClass = BoundedRoot
@@ -217,12 +233,12 @@ class BoundedBroker(BoundedReceiver):
     # Methods that Foolscap calls on its broker.
 
     def getObject(self, count: int) -> Any:
-        """Return an earlier part of the same message; charge for all of the message once more."""
+        """Return an earlier part of the current message; charge the message's memory once more."""
         self.charge(self.held_cost)
         return super().getObject(count)
 
     def getRequest(self, reqID: int) -> Any:
-        """Return our call that an answer is for."""
+        """Return our call to which an answer belongs."""
         request = self.waitingForAnswers.get(reqID)
         if request is None:
             raise LimitExceeded("it answered a call that was not made")
@@ -230,7 +246,7 @@ class BoundedBroker(BoundedReceiver):
         return request
 
     def getMyReferenceByCLID(self, clid: int) -> Any:
-        """Return our object that a call is for; KeyError if it does not exist."""
+        """Return our object that the other end calls; raises KeyError if the object does not exist."""
         found = super().getMyReferenceByCLID(clid)
         if clid:
             self.allow(self.bounds.call_cost)
@@ -238,7 +254,8 @@ class BoundedBroker(BoundedReceiver):
 
     def getTrackerForYourReference(self, clid: int, *args: Any, **kwargs: Any) -> Any:
         """Return the tracker of an object at the other end."""
-        # Foolscap raises Violation, too; a call of a method by name would fail an assertion in it.
+        # Foolscap raises Violation for a negative number, too, but a call of a method by name would fail an
+        # assertion in Foolscap.
         if clid < 0:
             raise LimitExceeded("it gave a method in the place of an object")
         if len(self.yourReferenceByCLID) >= MAX_REFERENCES and clid not in self.yourReferenceByCLID:
@@ -250,7 +267,7 @@ class BoundedBroker(BoundedReceiver):
         Release an object at the other end when the connection is idle.
 
         Args:
-            count: how many times the other end has sent it.
+            count: how many times the other end has sent the object.
         """
         if not self.disconnected:
             self._unneeded.append((tracker, count))
@@ -266,12 +283,14 @@ class BoundedBroker(BoundedReceiver):
             self._release_timer.set(IDLE_CHECK_S)
 
     def is_idle(self) -> bool:
-        """Whether bytes written to the transport now follow everything that was sent before."""
+        """
+        Return whether bytes that are written to the transport now follow everything that was sent before.
+        """
         root = self.rootSlicer
         return root.producingDeferred is not None and not root.sendQueue and not self.paused
 
     def send(self, obj: Any) -> Any:
-        """Send a call or an answer; for a call, remember how large its answer may be."""
+        """Send a call or an answer; for a call, record the allowance of its answer."""
         if isinstance(obj, CallSlicer) and obj.reqID:
             request = self.waitingForAnswers.get(obj.reqID)
             if request is not None:
@@ -279,12 +298,12 @@ class BoundedBroker(BoundedReceiver):
         return super().send(obj)
 
     def scheduleCall(self, delivery: Any, ready_deferred: Any) -> None:
-        """Queue a call of the other end."""
+        """Queue a call by the other end."""
         self._turn_calls += 1
         super().scheduleCall(delivery, ready_deferred)
 
     def doNextCall(self) -> None:
-        """Carry out the next call."""
+        """Carry out the next queued call."""
         super().doNextCall()
         self.wake()
 
@@ -293,9 +312,9 @@ class BoundedBroker(BoundedReceiver):
         self.call_ended(delivery)
 
     def callFailed(self, f: Any, reqID: int, delivery: Any = None) -> None:
-        """Send the other end the failure of its call."""
+        """Send the failure of a call to the other end, which has made the call."""
         super().callFailed(f, reqID, delivery)
-        f.value.__traceback__ = None  # its frames hold the arguments of the call
+        f.value.__traceback__ = None  # the frames hold the call's arguments
         f.cleanFailure()
         if delivery is not None:
             self.call_ended(delivery)
@@ -305,10 +324,10 @@ class BoundedBroker(BoundedReceiver):
         delivery.allargs.args, delivery.allargs.kwargs = [], {}
         self.wake()
 
-    # Timeouts, and the end.
+    # Timeouts, and the end of the connection.
 
     def keepaliveTimerFired(self) -> None:
-        """Send a PING after a long silence."""
+        """Send a PING after a silence of ``keepaliveTimeout``."""
         self.keepaliveTimer = None
         if self.seconds() - self.dataLastReceivedAt > self.keepaliveTimeout:
             self.sendPING()
@@ -317,7 +336,7 @@ class BoundedBroker(BoundedReceiver):
         )
 
     def disconnectTimerFired(self) -> None:
-        """End the connection after a longer silence."""
+        """End the connection after a silence of ``disconnectTimeout``."""
         self.disconnectTimer = None
         if self.seconds() - self.dataLastReceivedAt > self.disconnectTimeout:
             self.connectionTimedOut()
@@ -339,14 +358,12 @@ class BoundedBroker(BoundedReceiver):
         self.shutdown(Failure(LimitExceeded(reason)))
 
     def refused(self, reason: str) -> None:
-        """Called with the reason why the connection ends."""
+        """Receive the reason why the connection ends. Subclasses may report it."""
 
     def shutdown(self, why: Failure, fireDisconnectWatchers: bool = True) -> None:
-        """End the connection soon, whether or not the other end reads what was sent."""
+        """End the connection within ``GRACE_S``, whether or not the other end reads what was sent."""
         self._tokens.clear()
-        self._read(
-            not self.connectionAbandoned
-        )  # nothing more is read from a peer that was rejected
+        self._read(not self.connectionAbandoned)  # nothing is read from a rejected peer
         self.connectionAbandoned = True
         if not self.disconnected:
             self._aborting.set(GRACE_S)
@@ -364,7 +381,7 @@ class BoundedBroker(BoundedReceiver):
             abort()
 
     def connectionLost(self, why: Failure) -> None:
-        """Release everything when the connection is lost."""
+        """Release all resources, since the connection is lost."""
         self.connectionAbandoned = True
         self._aborting.stop()
         if self.stalls is not None:
@@ -376,32 +393,37 @@ class BoundedBroker(BoundedReceiver):
         self.inboundDeliveryQueue = []
 
 
-# Foolscap keeps at most one connection between two identities. So each of our tubs has a new identity: with
-# a shared one, such as that of a Tahoe-LAFS node whose directory is read, two clients would end each
-# other's connections.
+# Foolscap keeps at most one connection between two identities. So each of our tubs has a new identity. With a
+# common one, such as that of a Tahoe-LAFS node whose directory is read, two clients would end each other's
+# connections.
 
 KEEPALIVE_S = 60
-"""The silence after which the other end is sent a PING."""
+"""A PING is sent to the other end after a silence of this length."""
 
 PONGS_APART_S = 1.0
 FLUSH_S = 1.0
-"""How long a stopped tub waits for the kernel to accept what was written."""
+"""The time that a stopped tub waits for the kernel to accept the written bytes."""
 
 MAX_UNREAD = 1000
 """
-Limit of consecutive answers that the other end has not read; one that only releases references has few.
+The maximum number of consecutive answers that the other end has not read; a peer that only releases
+references gets few answers.
 """
 MAX_UNSENT_BYTES = 16 << 20
-"""The limit in bytes of data that waits to be sent then; the window of what we send is far smaller."""
+"""
+The maximum of bytes that wait to be sent when ``MAX_UNREAD`` is exceeded; the window of our own calls is far
+smaller.
+"""
 
 _VALID = timedelta(days=3650)
 
 
 class CallersBroker(BoundedBroker):
     """
-    A client's connection, on which the other end seldom calls.
+    A client's connection, on which the other end seldom makes calls.
 
-    Answers to the other end wait in memory until it reads: a flood of calls must not fill memory.
+    Answers to the other end wait in memory until the other end reads them: a flood of calls must not fill the
+    memory.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -410,7 +432,7 @@ class CallersBroker(BoundedBroker):
         self._unread = 0
 
     def sendPONG(self, number: int) -> None:
-        """Answer a PING, at most once per ``PONGS_APART_S``: one answer is enough for several."""
+        """Answer a PING, at most once per ``PONGS_APART_S``: one answer is enough for several PINGs."""
         now_s = self.seconds()
         if now_s - self._ponged_s >= PONGS_APART_S:
             self._ponged_s = now_s
@@ -418,18 +440,18 @@ class CallersBroker(BoundedBroker):
             self._answered()
 
     def call_ended(self, delivery: Any) -> None:
-        """Count an answer to a call of the other end."""
+        """Count an answer to a call by the other end."""
         super().call_ended(delivery)
         self._answered()
 
     def callFailed(self, f: Any, reqID: int, delivery: Any = None) -> None:
-        """Send the other end the failure of its call."""
+        """Send the failure of a call to the other end, which has made the call."""
         super().callFailed(f, reqID, delivery)
-        if delivery is None:  # it was not even a call; else its end was counted
+        if delivery is None:  # not a valid call, so ``call_ended`` did not count it
             self._answered()
 
     def connectionLost(self, why: Failure) -> None:
-        """Report the loss to the tub, which may be waiting for it."""
+        """Report the loss to the tub, which may be waiting for the loss."""
         super().connectionLost(why)
         if self.tub is not None:
             self.tub.forget(self.transport)
@@ -442,10 +464,10 @@ class CallersBroker(BoundedBroker):
 
 
 class CallersNegotiation(BoundedNegotiation):
-    """Registers its transport with its tub until the connection is lost."""
+    """Registers its transport with the tub until the connection is lost."""
 
     def connectionMade(self) -> None:
-        if self.tub is not None:  # on the connecting side
+        if self.tub is not None:  # this side has connected
             self.tub.open_transports.add(self.transport)
         super().connectionMade()
 
@@ -459,7 +481,7 @@ class CallersTub(Tub):
     """
     A tub that leaves the reactor clean: it has stopped when no connection and no timer is left.
 
-    Foolscap's does not wait for connections that were ended before, or are in negotiation.
+    Foolscap's own tub does not wait for connections that were ended earlier, or are still in negotiation.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -481,8 +503,7 @@ class CallersTub(Tub):
             gone = self._all_gone.wait()
             cut = eventual.reactor.callLater(FLUSH_S, self._cut)
             for transport in list(self.open_transports):
-                # Written data is flushed, TLS's close_notify included; that of the other end is not
-                # awaited.
+                # Written data and TLS's close_notify are sent; the other end's close_notify is not awaited.
                 if isinstance(transport, FileDescriptor):
                     FileDescriptor.loseConnection(transport)
                 else:
@@ -509,13 +530,13 @@ def make_tub(
     wrap: Wrap | None = None,
 ) -> Any:
     """
-    Return a tub, not started.
+    Return a tub that is not started.
 
     Args:
         lost_after_s: silence after which the connection counts as lost; more than ``KEEPALIVE_S``.
         policy: the way to every host that the tub connects to.
         bounds: limits for the other end.
-        wrap: changes the endpoints of all connections that it makes.
+        wrap: wraps the endpoints of all connections that the tub makes.
     """
     tub = CallersTub(certData=_make_pem())
     tub.negotiationClass = CallersNegotiation
@@ -535,14 +556,14 @@ def make_tub(
 
 @implementer(IConnectionHintHandler)
 class _PermittedHints:
-    """Connects a tub to an address on the way that the policy permits, and on no other."""
+    """Connects a tub to an address only by the way that the policy permits."""
 
     def __init__(self, policy: ConnectionPolicy, wrap: Wrap | None) -> None:
         self._policy = policy
         self._wrap = wrap
 
     def hint_to_endpoint(self, hint: str, reactor: Any, update_status: Any) -> tuple[Any, str]:
-        """Return the endpoint of an address, and its host."""
+        """Return the endpoint of an address, and the address's host."""
         place = place_of(hint)
         if place is None:
             raise InvalidHintError("it is not an address for TCP or Tor")
@@ -553,48 +574,51 @@ class _PermittedHints:
         return endpoint if self._wrap is None else self._wrap(endpoint), place.host
 
     def describe(self) -> str:
-        """The handler's name in Foolscap's reports."""
+        """Return the handler's name in Foolscap's reports."""
         return "tcp"
 
 
 def _make_pem() -> bytes:
     """
-    Return a key and a certificate; on an elliptic curve, since making an RSA key takes a tenth of a second.
+    Return a key and a certificate in PEM. The key is on an elliptic curve, since making an RSA key takes a
+    tenth of a second.
     """
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP256R1())
-    return self_signed_pem(key, "newpb_thingy", _VALID)  # the name that all tubs use
+    return self_signed_pem(key, "newpb_thingy", _VALID)  # the name that all tubs have
 
 
 # Calls with numbers and strings, encoded in one piece. Foolscap uses an adapter for each argument and a
-# generator for each token, and writes each byte of a token's number separately: 39 writes for four calls,
-# which store one small share; with the check of our own arguments that is nearly half of a client's CPU
-# time for such a share. A call of the kinds below is encoded as one string, with the same bytes; all
-# others, and any call while Foolscap is sending, are sent by Foolscap, so that the order is kept.
+# generator for each token, and writes each byte of a token's number separately. The four calls that store one
+# small share took 39 writes; with the check of our own arguments, that is nearly half of a client's CPU time
+# for such a share. A call of the kinds below is encoded as one string, with the same bytes. Foolscap sends
+# all other calls, and all calls while it is still sending, so that the order is kept.
 #
-# Source: Foolscap 24.9's documentation ("specifications/banana" and "specifications/pb"), and what it
-# sends.
+# Source: Foolscap 24.9's documentation ("specifications/banana" and "specifications/pb"), and the bytes that
+# it sends.
 
 MAX_CALL_BYTES = 128 * 1024
-"""The limit for a call's strings; for longer ones the encoding does not matter."""
+"""
+The maximum total length of a call's strings; for longer strings the cost of the encoding does not matter.
+"""
 
 _END_OF_SMALL = 1 << 31
 
 
 class KnownReference(NamedTuple):
-    """An object of ours that the other end knows already, as an argument of a call."""
+    """An object of ours that the other end already knows, as an argument of a call."""
 
     clid: int
 
 
 def can_pack(arguments: tuple[Any, ...]) -> bool:
     """
-    Return whether a call with these arguments can be encoded by ``pack_call``.
+    Return whether ``pack_call`` can encode a call with these arguments.
 
     Args:
-        arguments: ``bytes``, ``int`` from 0, a ``set`` of these, or ``KnownReference``; ``MAX_CALL_BYTES``
-            in all.
+        arguments: ``bytes``, ``int`` from 0, a ``set`` of such numbers, or ``KnownReference``; the ``bytes``
+            have at most ``MAX_CALL_BYTES`` in total.
     """
     size = 0
     for each in arguments:
@@ -618,14 +642,14 @@ def pack_call(
     arguments: tuple[Any, ...],
 ) -> tuple[bytes, int]:
     """
-    Return an encoded call, and how many objects have been opened after it.
+    Return an encoded call, and how many objects have been opened on the connection after the call.
 
     Args:
         words: the vocabulary of this connection: words to their numbers.
-        opened: how many objects were opened on the connection before.
+        opened: how many objects were opened on the connection before the call.
         request_id: the number that the answer will have.
         clid: the number of the called object, at the other end.
-        arguments: for which ``can_pack`` holds.
+        arguments: arguments for which ``can_pack`` is true.
     """
     out = bytearray()
     call = opened
@@ -688,9 +712,9 @@ def _open(out: bytearray, words: Mapping[bytes, int], number: int, name: bytes) 
 
 def call_remote(reference: Any, method: str, *arguments: Any) -> Deferred[Any]:
     """
-    Call a method of an object at the other end; the result is that of its ``callRemote``.
+    Call a method of an object at the other end; the result is that of the reference's ``callRemote``.
 
-    Calls encoded in one piece are not checked against the interface; answers are.
+    Calls that are encoded in one piece are not checked against the interface; their answers are.
     """
     answer: Deferred[Any] | None = None
     if type(reference) is RemoteReference and isinstance(reference.tracker.broker, BoundedBroker):
@@ -704,7 +728,7 @@ def _call_at_once(
     if broker.disconnected or not broker.is_idle():
         return None
     method_info = getattr(reference, "_getMethodInfo", None)
-    if method_info is None:  # another version of Foolscap
+    if method_info is None:  # an unknown version of Foolscap
         return None
     try:
         interface_name, _, schema = method_info(method)
@@ -740,7 +764,7 @@ def _call_at_once(
 
 
 def _tracker_of(broker: BoundedBroker, argument: Any) -> Any:
-    """Return the tracker of our object if the other end knows the object; else None."""
+    """Return the tracker of our object if the other end knows the object; otherwise None."""
     if not isinstance(argument, Referenceable):
         return None
     return broker.myReferenceByPUID.get(argument.processUniqueID())

@@ -2,8 +2,8 @@
 # ruff: noqa: B008
 # Foolscap declares methods without self, and types of arguments as their defaults.
 """
-The remote interfaces of a storage server, of its writers and its readers; importing this imports Foolscap,
-slowly.
+The remote interfaces of a storage server, its writers and its readers. Importing this module imports
+Foolscap, which is slow.
 
 Source: the format reference, storage protocols, sections 2.2 and 2.3; names as in Tahoe-LAFS 1.20.0.
 """
@@ -28,25 +28,25 @@ from pipegrid.wire.storage_messages import (
 
 MAX_SHARES = 256
 MAX_READS = 4096
-"""The limit of reads in one message, or tests of one share."""
+"""The maximum number of reads in one message, and of tests of one share."""
 MAX_SHARE_DATA_BYTES = 128 << 20
 """
-The limit in one message, the same as over HTTPS; the protocol has none. Tahoe-LAFS sends a whole mutable
-share in one message; such shares belong to a file of three times the size at 3-of-10.
+The maximum of share data in one message, as over HTTPS; the protocol itself has no limit. Tahoe-LAFS sends a
+whole mutable share in one message; at 3-of-10, the file may be three times as large as this limit.
 """
 MAX_REASON_BYTES = 32 * 1024
 MAX_READ_BYTES = (1 << 31) - 1
 
 PROTOCOL = gbs_cbor_bodies.PROTOCOL
-_REFERENCE_COST = 2048  # seven tokens, a name and a fURL
+_REFERENCE_COST = 2048  # a reference is seven tokens, a name and a fURL
 _OLD_MAX_SHARE_BYTES = (1 << 32) - 1
-"""The limit of servers that are too old to report one."""
+"""The assumed size of the largest share, for servers that are too old to report one."""
 
 Hash = ByteStringConstraint(minLength=32, maxLength=32)
 StorageIndex = ByteStringConstraint(maxLength=16)
 ShareNumber = IntegerConstraint(maxBytes=8)
 Offset = IntegerConstraint(maxBytes=8)
-ReadSize = IntegerConstraint(maxBytes=-1)  # declares a signed 32-bit integer
+ReadSize = IntegerConstraint(maxBytes=-1)  # -1 declares a signed 32-bit integer
 ShareData = ByteStringConstraint(maxLength=MAX_SHARE_DATA_BYTES)
 Reason = ByteStringConstraint(maxLength=MAX_REASON_BYTES)
 ReadVector = ListOf(TupleOf(Offset, ReadSize), maxLength=MAX_READS)
@@ -80,7 +80,7 @@ class RIBucketReader(RemoteInterface):
     """A complete share, for reading."""
 
     def read(offset=Offset, length=ReadSize):
-        """Read bytes; fewer, or none, beyond the end."""
+        """Read bytes of the share; fewer, or none, if the share ends before."""
         return ShareData
 
     def advise_corrupt_share(reason=Reason):
@@ -149,7 +149,7 @@ class RIStorageServer(RemoteInterface):
 ALLOCATED = AllocatedAnswers(
     RIStorageServer["allocate_buckets"].getResponseConstraint(), RIBucketWriter.__remote_name__
 )
-"""Answers that are parsed in one piece."""
+"""The answers to ``allocate_buckets``, which may be parsed in one piece."""
 
 
 def answer_cost(method: str, arguments: tuple[Any, ...]) -> int:
@@ -157,7 +157,7 @@ def answer_cost(method: str, arguments: tuple[Any, ...]) -> int:
     Return how much memory a server's answer may take, for ``wire.banana_receiver.Bounds``.
 
     Args:
-        arguments: of the call, in order.
+        arguments: the arguments of the call, in order.
     """
     if method in ("get_buckets", "allocate_buckets"):
         return ANSWER_COST + MAX_SHARES * _REFERENCE_COST
@@ -195,7 +195,7 @@ def unpack_version(answer: dict[bytes, Any]) -> ServerVersion:
     Parse the answer to ``get_version``. Missing sizes get the values of old servers.
 
     Raises:
-        ValueError: it is malformed.
+        ValueError: the answer is malformed.
     """
     if type(answer) is dict and PROTOCOL not in answer:
         raise ValueError(UNKNOWN_PROTOCOL)

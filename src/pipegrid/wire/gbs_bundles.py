@@ -1,6 +1,6 @@
 """
-Bundles: many small shares to one server in one message, or from it, an extension of GBS
-(``docs/reference-bundles.md``).
+Bundles: one message that stores many small shares on a server, or reads many from a server. They are an
+extension of GBS (``docs/reference-bundles.md``).
 
 Messages are CBOR; both ends check them, and raise ``ValueError``.
 """
@@ -23,16 +23,17 @@ OFFER = b"PipeGrid-Bundles"
 HEADER = OFFER.lower()
 MAX_BUNDLE_BYTES = 1024 * 1024
 """
-Ten servers that share two processors with the client wake up a quarter as often as with 256 KiB, each time
-with a cold cache: for 1,000 files of 46 kB they take 15 to 30 % less processor time. 2 MiB gain nothing.
+The maximum length of a bundle. If ten servers share two processors with the client, they wake up a quarter as
+often as with 256 KiB, each time with a cold cache: for 1,000 files of 46 kB they take 15 to 30 % less
+processor time. 2 MiB gain nothing more.
 """
 MAX_UPLOADS = 128
 MAX_SHARES = 128
-"""The limit of shares in one bundle: each is an open file until it is durable."""
+"""The maximum number of shares in one bundle: each share is an open file until it is durable."""
 MAX_NUMBERS = 512
 """
-The limit of share numbers to allocate in one bundle: each is a file, created before other clients are
-served.
+The maximum number of shares to allocate in one bundle: each is a file that the server creates before it
+serves other clients.
 """
 
 _BUNDLE_ITEMS = 1 + 9 * MAX_UPLOADS + MAX_NUMBERS + 2 * MAX_SHARES
@@ -49,13 +50,13 @@ _MAX_UPLOAD_SECRET_BYTES = 64
 @attrs.frozen
 class BundledUpload:
     """
-    An allocation on one server, with whole shares. It replaces two requests, whose heads are longer than a
-    small share.
+    An allocation on one server, with whole shares. It replaces an allocate request and a write, whose heads
+    are longer than a small share.
 
     Attributes:
         share_numbers: all share numbers to allocate.
         share_bytes: exact length of each share.
-        shares: the content of some or all of these shares, by number.
+        shares: the content of some or all of the shares to allocate, by number.
     """
 
     storage_index: bytes
@@ -70,8 +71,9 @@ class BundledAnswer(NamedTuple):
     The outcome of one upload.
 
     Attributes:
-        allocation: or the HTTP status with which it would have been rejected; then nothing was written.
-        statuses: by share number, the HTTP status of its write: 201 if the share is stored.
+        allocation: the allocation, or the HTTP status with which a separate request would have been rejected;
+            then nothing was written.
+        statuses: by share number, the HTTP status of the write: 201 if the share is stored.
     """
 
     allocation: Allocation | int
@@ -79,17 +81,18 @@ class BundledAnswer(NamedTuple):
 
 
 def upload_bytes(upload: BundledUpload) -> int:
-    """Return the approximate length of an upload in a bundle; never less than the exact one."""
+    """Return the approximate length of an upload in a bundle, never less than the exact length."""
     return _upload_bytes(len(upload.share_numbers), len(upload.shares), upload.share_bytes)
 
 
 def whole_upload_bytes(share_numbers: int, share_bytes: int) -> int:
-    """Return the same for an upload with all of its shares: their number and length."""
+    """Return the approximate length of an upload with all of its shares, given their number and length."""
     return _upload_bytes(share_numbers, share_numbers, share_bytes)
 
 
 def _upload_bytes(share_numbers: int, shares: int, share_bytes: int) -> int:
-    # Index, secrets and their lengths take at most 192, a number 9, the length of a share 5.
+    # Storage index, secrets and their lengths take at most 192 bytes, a share number 9, the length of a share
+    # 5.
     return 192 + 9 * share_numbers + shares * (14 + share_bytes)
 
 
@@ -99,7 +102,10 @@ def pack_bundle(uploads: Sequence[BundledUpload]) -> bytes:
 
 
 def bundle_pieces(uploads: Sequence[BundledUpload]) -> list[bytes]:
-    """Return the same in pieces: the shares themselves, which are not copied, and what is between them."""
+    """
+    Return the CBOR of a bundle in pieces: the shares themselves, which are not copied, and the bytes between
+    them.
+    """
     between = cbor.head(_ARRAY, len(uploads))
     pieces: list[bytes] = []
     for upload in uploads:
@@ -112,7 +118,7 @@ def bundle_pieces(uploads: Sequence[BundledUpload]) -> list[bytes]:
 
 
 def _packed_head(upload: BundledUpload) -> bytes:
-    """Return an upload up to its first share."""
+    """Return the encoding of an upload up to its first share."""
     lease, numbers = upload.secrets.lease, sorted(upload.share_numbers)
     secrets = [lease.renew, lease.cancel, upload.secrets.upload]
     fields = cbor.dumps([upload.storage_index, *secrets, upload.share_bytes, numbers])
@@ -129,8 +135,8 @@ def unpack_bundle(body: Buffer) -> list[BundledUpload]:
 
 def unpack_bundle_in_steps(body: Buffer, uploads: list[BundledUpload]) -> Iterator[None]:
     """
-    Append the uploads to a list, a few in each step; errors of the bundle as a whole are raised in the last
-    step.
+    Append the uploads of a bundle to a list, a few in each step. An error of the whole bundle is raised in
+    the last step.
     """
     value = cbor.loads(body, MAX_BUNDLE_BYTES, _BUNDLE_ITEMS)
     for item in cbor.expect_list(value, "the bundle", MAX_UPLOADS):
@@ -146,7 +152,7 @@ def unpack_bundle_in_steps(body: Buffer, uploads: list[BundledUpload]) -> Iterat
 
 
 def _unpack_upload(value: Any) -> BundledUpload:
-    # The usual form is checked inline: each function call takes a hundredth of an upload's time.
+    # The usual form is checked here without function calls: each call takes a hundredth of an upload's time.
     if type(value) is not list or len(value) != 7:
         cbor.expect_fields(value, 7, "an upload")
     index, renew, cancel, upload, size, numbers, shares = value
@@ -164,7 +170,7 @@ def _unpack_upload(value: Any) -> BundledUpload:
     if type(shares) is not dict or not shares.keys() <= share_numbers:
         raise ValueError("the shares are not a map, or one is not among the share numbers")
     for number, data in shares.items():
-        if type(number) is not int:  # True is among the share numbers if 1 is
+        if type(number) is not int:  # ``True`` equals 1, so the check above accepts it
             cbor.expect_uint(number, "a share's number")
         if type(data) is not bytes or len(data) != share_bytes:
             cbor.expect_sized(data, "a share", share_bytes)
@@ -174,7 +180,7 @@ def _unpack_upload(value: Any) -> BundledUpload:
 
 
 def pack_answers(answers: Sequence[BundledAnswer]) -> bytes:
-    """Return the answer to a bundle."""
+    """Return the body of the response to a bundle."""
     return cbor.head(_ARRAY, len(answers)) + b"".join(map(_packed_answer, answers))
 
 
@@ -196,7 +202,7 @@ def _stored(number: int) -> BundledAnswer:
 
 @lru_cache(maxsize=MAX_SHARE_NUMBERS)
 def _packed_stored(number: int) -> bytes:
-    """Return the answer for one share that is stored, the usual one."""
+    """Return the usual answer to an upload: one share, which is stored."""
     return cbor.dumps([[], [number], {number: _STORED}])
 
 
@@ -207,7 +213,7 @@ def unpack_answers(body: Buffer, uploads: Sequence[BundledUpload]) -> list[Bundl
         if not len(upload.share_numbers) == len(upload.shares) == 1:
             break
         numbers += upload.shares
-    else:  # the usual answer is known in advance
+    else:  # compare with the usual response, which is known
         if body == cbor.head(_ARRAY, len(numbers)) + b"".join(map(_packed_stored, numbers)):
             return [_stored(number) for number in numbers]
     value = cbor.loads(body, MAX_ANSWER_BYTES, _ANSWER_ITEMS)
@@ -239,14 +245,16 @@ def _numbers(value: Any, where: str) -> frozenset[int]:
 # Bundles of reads.
 
 MAX_READS = 64
-"""The limit for one bundle: each opens a file, during which the server serves no other client."""
+"""
+The maximum number of reads in one bundle: each opens a file, during which the server serves no other client.
+"""
 MAX_READ_BYTES = 256 * 1024
-"""The limit of all bytes that are asked for in one bundle."""
+"""The maximum number of bytes that one bundle of reads asks for."""
 _LEAST_READ_BYTES = 128 * 1024
 MAX_READ_BUNDLE_BYTES = 4 * 1024
 
 READ_ANSWER_BYTES = 6
-"""The size of an answer's item in addition to its data, at most."""
+"""The maximum size of one read's item in the response, without the data."""
 
 _READ_BUNDLE_ITEMS = 1 + 4 * MAX_READS
 _READS_ANSWER_ITEMS = 1 + MAX_READS
@@ -254,13 +262,16 @@ _MAX_READS_ANSWER_BYTES = MAX_READ_BYTES + (1 + MAX_READS) * READ_ANSWER_BYTES
 
 
 def read_limit_bytes(bundle_bytes: int) -> int:
-    """Return how many bytes a server answers in one bundle, given the longest bundle that it takes."""
+    """
+    Return the maximum number of bytes that a server sends for one read bundle, given the longest bundle that
+    it accepts.
+    """
     return min(MAX_READ_BYTES, max(_LEAST_READ_BYTES, bundle_bytes // 4))
 
 
 class BundledRead(NamedTuple):
     """
-    The beginning of a share to read, which is all of it if the share is not longer.
+    A read of the beginning of a share, or of the whole share if it is not longer than ``length``.
 
     Attributes:
         storage_index: 16 bytes.
@@ -273,7 +284,7 @@ class BundledRead(NamedTuple):
 
 
 def pack_reads(reads: Sequence[BundledRead]) -> bytes:
-    """Return a bundle of at most ``MAX_READS``, for at most ``MAX_READ_BYTES``."""
+    """Return a bundle of at most ``MAX_READS`` reads, for at most ``MAX_READ_BYTES`` bytes in total."""
     return cbor.dumps([[each.storage_index, each.share_number, each.length] for each in reads])
 
 
@@ -295,12 +306,14 @@ def _unpack_read(value: Any) -> BundledRead:
 
 
 def pack_read_answers(answers: Sequence[bytes | int]) -> bytes:
-    """Return the answer to a bundle; a number is the HTTP status with which one read was rejected."""
+    """Return the response to a read bundle; a number is the HTTP status with which one read was rejected."""
     return cbor.dumps(list(answers))
 
 
 def unpack_read_answers(body: Buffer, reads: Sequence[BundledRead]) -> list[bytes | int]:
-    """Return the bytes of each read of a bundle, or its status, in the order of the reads."""
+    """
+    Return, for each read of a bundle in order, the bytes or the HTTP status with which the read was rejected.
+    """
     value = cbor.loads(body, _MAX_READS_ANSWER_BYTES, _READS_ANSWER_ITEMS)
     answers = cbor.expect_answers(value, len(reads), "reads")
     for answer, read in zip(answers, reads, strict=True):

@@ -1,5 +1,5 @@
 """
-CBOR bodies of GBS messages that both ends share. Every ``unpack_`` checks all input.
+CBOR bodies of GBS messages, for clients and servers. Every ``unpack_`` function checks all input.
 
 Source: the format reference, storage protocols, sections 1.4 to 1.7.
 """
@@ -15,7 +15,7 @@ from pipegrid.core.hashes import Buffer
 from pipegrid.wire import cbor
 from pipegrid.wire.storage_messages import UNKNOWN_PROTOCOL, Allocation, ServerVersion, WriteAnswer
 
-# The limits are those that servers enforce on requests; for answers they keep a malicious server from
+# The limits of requests are those that servers enforce. The limits of answers keep a malicious server from
 # filling a client's memory. Errors are ``ValueError``.
 
 T = TypeVar("T")
@@ -27,21 +27,21 @@ MAX_SHARE_NUMBERS = 256
 MAX_MUTABLE_SHARE_BYTES = 69105 * 10**12
 
 MAX_ANSWER_BYTES = 256 * 1024
-"""The limit for any CBOR answer: 4096 missing ranges with offsets of 8 bytes need 135 KiB."""
+"""The maximum length of any CBOR answer: 4096 missing ranges with offsets of 8 bytes need 135 KiB."""
 MAX_REQUIRED_RANGES = 8192
 
 _ALLOCATE_ITEMS = MAX_SHARE_NUMBERS + 6
 _ALLOCATION_ITEMS = 2 * MAX_SHARE_NUMBERS + 7
 _REQUIRED_ITEMS = 5 * MAX_REQUIRED_RANGES + 3
-_VERSION_ITEMS = 1024  # it has eight now, and may grow
-_CORRUPT_ITEMS = 16  # three, or the pieces of a text
+_VERSION_ITEMS = 1024  # a version has eight items now, and may grow
+_CORRUPT_ITEMS = 16  # a report has three items, or pieces of a text
 
 PROTOCOL = b"http://allmydata.org/tahoe/protocols/storage/v1"
 APPLICATION = b"application-version"
 IMMUTABLE_SIZE = b"maximum-immutable-share-size"
 MUTABLE_SIZE = b"maximum-mutable-share-size"
 SPACE = b"available-space"
-UNKNOWN_SPACE = (1 << 64) - 1  # old servers report 2^64, which takes a bignum
+UNKNOWN_SPACE = (1 << 64) - 1  # old servers report 2^64, a CBOR big number
 
 _NUMBERS = "share-numbers"
 _SIZE = "allocated-size"
@@ -51,13 +51,13 @@ _ALLOCATED = "allocated"
 _REMEMBERED = 256
 _REMEMBERED_BYTES = 128
 """
-A hundred small files need a thousand allocations, which are a dozen different messages. Short messages are
-cached, both packed and unpacked; packing one takes 15 us.
+Messages of at most this length are cached, both packed and unpacked. A hundred small files need a thousand
+allocations, which are a dozen different messages; packing one takes 15 µs.
 """
 
 
 def _cached(unpack: Callable[[Buffer], T]) -> Callable[[Buffer], T]:
-    """Cache the results for short messages; callers must not change them."""
+    """Cache the results of a function for short messages; callers must not change the results."""
     remembered = lru_cache(_REMEMBERED)(unpack)
 
     @wraps(unpack)
@@ -76,7 +76,7 @@ class AllocateRequest(NamedTuple):
     The body of an allocate request.
 
     Attributes:
-        share_numbers: at most 256 numbers, not necessarily below 256: servers ignore those.
+        share_numbers: at most 256 numbers. Servers ignore numbers of 256 and more.
         share_bytes: exact length of each share.
     """
 
@@ -85,7 +85,7 @@ class AllocateRequest(NamedTuple):
 
 
 def sizes(version: ServerVersion) -> dict[bytes, int]:
-    """Return the sizes that a server reports, with the keys of both protocols."""
+    """Return the sizes that a server reports, with the keys that both protocols use."""
     room = version.available_bytes
     return {
         IMMUTABLE_SIZE: version.max_share_bytes,
@@ -100,7 +100,7 @@ def pack_version(version: ServerVersion) -> bytes:
 
 
 def unpack_version(body: Buffer) -> ServerVersion:
-    """Parse a server's version message. Unknown keys are ignored, for later versions."""
+    """Parse a server's version message. Unknown keys are ignored, so that later versions can add some."""
     outer = cbor.loads(body, MAX_ANSWER_BYTES, _VERSION_ITEMS)
     if type(outer) is dict and PROTOCOL not in outer:
         raise ValueError(UNKNOWN_PROTOCOL)
@@ -131,7 +131,7 @@ _ALLOCATE_KEYS = frozenset({_NUMBERS, _SIZE})
 
 @_cached
 def unpack_allocate(body: Buffer) -> AllocateRequest:
-    """Return what an allocate request asks for."""
+    """Return the parsed body of an allocate request."""
     value = cbor.loads(body, MAX_ALLOCATE_BYTES, _ALLOCATE_ITEMS)
     message = cbor.expect_map(value, _ALLOCATE_KEYS, "the request")
     return AllocateRequest(
@@ -151,7 +151,7 @@ _ALLOCATION_KEYS = frozenset({_HAVE, _ALLOCATED})
 
 @_cached
 def unpack_allocation(body: Buffer) -> Allocation:
-    """Return what a server allocated."""
+    """Return the allocation in an answer to an allocate request."""
     value = cbor.loads(body, MAX_ANSWER_BYTES, _ALLOCATION_ITEMS)
     message = cbor.expect_map(value, _ALLOCATION_KEYS, "the answer")
     return Allocation(
@@ -162,7 +162,7 @@ def unpack_allocation(body: Buffer) -> Allocation:
 
 def pack_required(required: Iterable[tuple[int, int]]) -> bytes:
     """
-    Return the answer to a write: the half-open ranges that are missing, none if the share is complete.
+    Return the answer to a write: the half-open ranges that are missing; no ranges if the share is complete.
     """
     ranges = [{"begin": begin, "end": end} for begin, end in required]
     return cbor.dumps({"required": ranges}) if ranges else _COMPLETE
@@ -174,10 +174,10 @@ _RANGE_KEYS = frozenset({"begin", "end"})
 
 def unpack_required(body: Buffer, complete: bool) -> WriteAnswer:
     """
-    Parse the answer to a write.
+    Return the missing ranges in the answer to a write.
 
     Args:
-        complete: whether the status (201) said that the share is complete.
+        complete: whether the status (201) says that the share is complete.
     """
     if body == _COMPLETE:
         return WriteAnswer(complete)
@@ -197,7 +197,7 @@ def unpack_required(body: Buffer, complete: bool) -> WriteAnswer:
 
 
 def pack_shares(share_numbers: AbstractSet[int]) -> bytes:
-    """Return the list of a server's shares."""
+    """Return the body of a list of shares."""
     return cbor.dumps(frozenset(share_numbers)) if share_numbers else _NO_SHARES
 
 
@@ -211,7 +211,8 @@ def pack_corrupt(reason: str) -> bytes:
     """
     Return the body of an advisory about a corrupt share.
 
-    A reason that is too long for the protocol is cut; an empty one is not allowed and becomes "unknown".
+    A reason that is too long for the protocol is cut; an empty reason, which the protocol forbids, becomes
+    "unknown".
     """
     room = MAX_CORRUPT_BYTES - 16
     text = reason.encode("utf-8", "replace")[:room].decode("utf-8", "ignore")

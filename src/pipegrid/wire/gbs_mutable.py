@@ -1,5 +1,5 @@
 """
-The bodies of read-test-write requests and their answers over GBS.
+The bodies of read-test-write requests and their answers, over GBS.
 
 Source: the format reference, storage protocols, section 1.7.
 """
@@ -23,22 +23,26 @@ from pipegrid.wire.storage_messages import (
 
 MAX_REQUEST_BYTES = 1 << 48
 """
-The limit of the protocol. Tahoe-LAFS's client writes a whole share in one request: for a file of 1 GB that
-is 350 MB at k = 3. The disk may have less space.
+The maximum length of a request in the protocol. Tahoe-LAFS's client writes a whole share in one request: for
+a file of 1 GB that is 350 MB at k = 3. A server's disk may have less space.
 """
 MAX_MEMORY_BYTES = 32 << 20
 """
-The longest request that is held in memory: data to write are views of it, except strings below 4 KiB, which
-are copied and counted. The byte strings of a longer one go to the disk as they arrive.
+The longest request that is held in memory. The data to write are views of the request, except strings below 4
+KiB, which are copied and counted. The byte strings of a longer request are written to the disk as they
+arrive.
 """
 MAX_READS = 30
 
 _SHARE_ITEMS = 9 + 7 * MAX_SHARE_TESTS + 5 * MAX_SMALL_WRITES
 MAX_SMALL_ITEMS = 10 + _SHARE_ITEMS * MAX_SHARE_NUMBERS + 5 * MAX_READS
-"""For a request without blocks: all shares, each with the maximum of tests and small writes."""
+"""
+The maximum number of items in a request without blocks: all shares, each with the maximum number of tests and
+small writes.
+"""
 MAX_REQUEST_ITEMS = MAX_SMALL_ITEMS + 5 * MAX_BLOCK_WRITES
 ITEM_BYTES = 80
-"""The memory that each item takes, without its bytes: 51 to 79 were measured."""
+"""The memory in bytes that each item takes, without its content; 51 to 79 were measured."""
 MAX_ANSWER_ITEMS = 5 + (2 + MAX_READS) * MAX_SHARE_NUMBERS
 
 _COPIED_BYTES = 4096
@@ -68,19 +72,21 @@ class ReadTestWrite(NamedTuple):
 
 
 def most_items(length: int) -> int:
-    """Return how many items a request of this length may have: more need blocks, which take bytes."""
+    """
+    Return how many items a request of this length may have: only blocks, which take bytes, permit more items.
+    """
     return min(MAX_REQUEST_ITEMS, MAX_SMALL_ITEMS + 5 * (length // BLOCK_WRITE_BYTES))
 
 
 def pack_request(changes: Mapping[int, ShareChange], reads: Sequence[tuple[int, int]]) -> bytes:
-    """Return the body of a request."""
+    """Return the body of a read-test-write request."""
     return b"".join(pack_request_in_pieces(changes, reads))
 
 
 def pack_request_in_pieces(
     changes: Mapping[int, ShareChange], reads: Sequence[tuple[int, int]]
 ) -> list[Buffer]:
-    """Return the same in pieces; long data to write are the caller's buffers, not copied."""
+    """Return the body of a read-test-write request in pieces; long data to write are not copied."""
     packed: list[Buffer] = []
     small: list[bytes] = [cbor.head(5, 2), cbor.dumps(_CHANGES), cbor.head(5, len(changes))]
     for number, change in changes.items():
@@ -109,11 +115,11 @@ def unpack_request_in_steps(body: Buffer) -> Generator[int, None, ReadTestWrite]
     """
     Parse a request in steps.
 
-    Each step yields the bytes of memory that it takes, the first before anything is decoded. The first two
-    take some tens of milliseconds for 100,000 items, the others a millisecond or two.
+    Each step yields the bytes of memory that it takes, the first step before anything is decoded. For 100,000
+    items, the first two steps take some tens of milliseconds, the others a millisecond or two.
 
     Args:
-        body: must not change as long as the result is used: long specimens and data are views of it.
+        body: must not change as long as the result is used: long specimens and data are views of the body.
     """
     items, copied, build = cbor.scan_views(body, MAX_MEMORY_BYTES, most_items(len(body)))
     cost = items * ITEM_BYTES + 2 * copied
@@ -126,7 +132,7 @@ def receive_request(keep: Callable[[Buffer], None]) -> cbor.ReceivedMessage:
     Return a parser for a request that arrives in pieces.
 
     Args:
-        keep: called with the bytes of its large strings, consecutively.
+        keep: called with the bytes of the request's large byte strings, consecutively.
     """
     return cbor.ReceivedMessage(keep, most_items)
 
@@ -140,14 +146,14 @@ def unpack_received(
     message: cbor.ReceivedMessage, part: Callable[[int, int], Any]
 ) -> ReadTestWrite:
     """
-    Parse a request that arrived in pieces. It may take seconds: call it in a worker thread.
+    Parse a request that arrived in pieces. This may take seconds: call it in a worker thread.
 
     Args:
-        part: called with begin and end in the bytes given to ``keep``; returns the value for a large
-            string.
+        part: returns the value of a large byte string, given its begin and end in the bytes given to
+            ``keep``.
 
     Raises:
-        ValueError: it is malformed.
+        ValueError: the request is malformed.
     """
     message.finish()
     built = message.build(part)
@@ -187,7 +193,7 @@ def pack_answer(result: SlotResult) -> bytes:
 
 
 def pack_answer_in_pieces(result: SlotResult) -> list[bytes]:
-    """Return the same bytes in pieces, so that data read from long shares is in memory once."""
+    """Return the CBOR of the answer in pieces, so that data read from long shares is in memory only once."""
     head = cbor.dumps({"success": result.success})
     pieces = [b"\xa2", head[1:], cbor.dumps("data"), cbor.head(5, len(result.data))]
     for number, read in result.data.items():
@@ -203,7 +209,7 @@ def unpack_answer(body: Buffer, limit_bytes: int) -> SlotResult:
     Parse the answer to a read-test-write request.
 
     Args:
-        limit_bytes: the longest possible answer to the request.
+        limit_bytes: the length of the longest possible answer to the request.
     """
     message = cbor.expect_map(
         cbor.loads(body, limit_bytes, MAX_ANSWER_ITEMS), _ANSWER_KEYS, "the answer"

@@ -1,5 +1,5 @@
 """
-Paths and headers of GBS messages that both ends share. Every ``parse_`` checks all input.
+Paths and headers of GBS messages, for clients and servers. Every ``parse_`` function checks all input.
 
 Source: the format reference, storage protocols, sections 1.4 to 1.7.
 """
@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from pipegrid.core import base32
 
-# Header values are ASCII bytes, as parsers return them. Parsers of headers raise ``ValueError``; those of
-# paths return None, since the answer is always 404.
+# Header values are ASCII bytes, as HTTP parsers return them. Functions that parse headers raise
+# ``ValueError``. Functions that parse paths return None, since the response to an invalid path is always 404.
 
 CONTENT_TYPE = "application/cbor"
 SHARE_CONTENT_TYPE = "application/octet-stream"
@@ -30,11 +30,14 @@ BUNDLE_PATH = f"{_ROOT}/bundle"
 SURVEY_PATH = f"{_ROOT}/survey"
 READ_BUNDLE_PATH = f"{_ROOT}/read-bundle"
 RELEASE_LEASES_PATH = f"{_ROOT}/release-leases"
-_SHARE_NUMBER_DIGITS = 9  # far more than any share number has
+_SHARE_NUMBER_DIGITS = 9  # far more than a share number needs
 
 
 class Resource(Enum):
-    """The kind of object that a path names; the value says where its parts are in the path."""
+    """
+    The kind of object that a path names. The value gives the positions of the storage index and the share
+    number in the path.
+    """
 
     VERSION = "version"
     BUNDLE = "bundle"
@@ -55,12 +58,12 @@ class Resource(Enum):
 
 class GbsTarget(NamedTuple):
     """
-    What a path names.
+    The object that a path names.
 
     Attributes:
         resource: the kind of object.
         storage_index: 16 bytes; empty if the path has none.
-        share_number: 0 or more, also beyond 255, where no share exists; 0 if the path has none.
+        share_number: 0 or more, even above 255, where no share exists; 0 if the path has none.
     """
 
     resource: Resource
@@ -69,7 +72,7 @@ class GbsTarget(NamedTuple):
 
     @property
     def key(self) -> tuple[bytes, int]:
-        """Storage index and share number."""
+        """The storage index and the share number."""
         return self.storage_index, self.share_number
 
 
@@ -116,7 +119,7 @@ _RESOURCES = {
 
 def parse_path(path: str) -> GbsTarget | None:
     """
-    Return what a path names, or None if it names nothing.
+    Return the object that a path names, or None if the path names nothing.
 
     Nothing is decoded or normalised: a path with dots, percent signs or doubled slashes names nothing.
     """
@@ -146,18 +149,20 @@ _INDEX = re.compile(r"[a-z2-7]{26}\Z")
 
 def decode_storage_index(text: str) -> bytes | None:
     """
-    Return 16 bytes, or None if the text is not their one spelling.
+    Return the 16 bytes that a text encodes, or None if the text is not the only valid spelling of a storage
+    index.
 
-    A server does this for every request, so it is optimised (1 instead of 10 us for ``base32``).
+    A server decodes a storage index for every request, so this is optimised (1 instead of 10 µs for
+    ``base32``).
     """
     if not _INDEX.match(text):
         return None
     value = int(text.translate(_DIGITS_OF_32), 32)
-    # 26 characters hold two bits more than 16 bytes.
+    # 26 characters hold two bits more than 16 bytes; these bits must be zero.
     return None if value & 3 else (value >> 2).to_bytes(16, "big")
 
 
-# Authorisation and secrets.
+# Authorization and secrets.
 
 AUTHORIZATION = "Authorization"
 SECRET = "X-Tahoe-Authorization"
@@ -185,7 +190,7 @@ def authorization(swissnum: str) -> bytes:
 
 
 def secret_lines(secrets: Mapping[str, bytes]) -> list[bytes]:
-    """Return one value of an X-Tahoe-Authorization header for each secret."""
+    """Return the value of an X-Tahoe-Authorization header for each secret."""
     return [
         kind.encode("ascii") + b" " + base64.b64encode(secret) for kind, secret in secrets.items()
     ]
@@ -200,8 +205,8 @@ def parse_secrets(lines: Iterable[bytes], required: frozenset[str]) -> dict[str,
         required: the kinds that must occur, and no others.
 
     Raises:
-        ValueError: a malformed line, a kind that is missing, unknown, repeated or not required, or a secret
-            of a wrong length. The text contains no secret.
+        ValueError: a line is malformed; a kind is missing, unknown, repeated or not required; or a secret has
+            a wrong length. The text contains no secret.
     """
     secrets: dict[str, bytes] = {}
     for line in lines:
@@ -228,7 +233,7 @@ def _parse_secret(line: bytes) -> tuple[str, bytes]:
     return kind, secret
 
 
-# Ranges. In headers the end is the last byte; in Python it is the one after that.
+# Ranges. In headers the end is the last byte of the range; in Python it is the byte after the range.
 
 _DIGITS = r"([0-9]{1,32})"
 _RANGE = re.compile(rf"\s*bytes\s*=\s*{_DIGITS}\s*-\s*{_DIGITS}\s*\Z".encode("ascii"), re.I)
@@ -244,10 +249,10 @@ def format_range(begin: int, end: int) -> bytes:
 
 def parse_range(value: bytes) -> tuple[int, int]:
     """
-    Return ``(begin, end)``.
+    Return ``(begin, end)`` of a Range header.
 
     Raises:
-        ValueError: not one closed range of bytes.
+        ValueError: the header is not one closed range of bytes.
     """
     match = _RANGE.match(value)
     if match is None:
@@ -262,10 +267,11 @@ def format_content_range(begin: int, end: int) -> bytes:
 
 def parse_content_range(value: bytes) -> tuple[int, int]:
     """
-    Return ``(begin, end)``; the total length, if given, must exceed the range and is otherwise ignored.
+    Return ``(begin, end)`` of a Content-Range header; a total length must exceed the range, and is otherwise
+    ignored.
 
     Raises:
-        ValueError: it has another form, including ``bytes */N``.
+        ValueError: the header has another form, such as ``bytes */N``.
     """
     match = _CONTENT_RANGE.match(value)
     if match is None:

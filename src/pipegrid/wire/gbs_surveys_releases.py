@@ -1,6 +1,6 @@
 """
-Surveys, which are questions about many files, and releases of many leases of one client: each to one server
-in one message, extensions of GBS (``docs/reference-surveys.md``, ``docs/reference-lease-releases.md``).
+Surveys, which are questions about many files, and releases of many leases of one client. Each is one message
+to one server, an extension of GBS (``docs/reference-surveys.md``, ``docs/reference-lease-releases.md``).
 
 Messages are CBOR; both ends check them, and raise ``ValueError``.
 """
@@ -24,13 +24,13 @@ from pipegrid.wire.storage_messages import (
 
 MAX_QUESTIONS = 64
 """
-The limit for one survey: with leases, each takes up to 0.2 ms, during which the server serves no other
-client.
+The maximum number of questions in one survey: a question with a lease takes up to 0.2 ms, and the server
+serves no other client meanwhile.
 """
 MAX_SAMPLES = 4
-"""The limit for one file."""
+"""The maximum number of samples for one file."""
 MAX_SAMPLE_BYTES = 2048
-"""A UEB has at most 1999 bytes, after a length of 8."""
+"""The maximum length of a sample: a UEB has at most 1999 bytes, after 8 bytes with its length."""
 MAX_SURVEY_BYTES = 32 * 1024
 
 LEASE_NOT_ASKED = 0
@@ -42,7 +42,7 @@ _MAX_OFFSET = 1 << 62
 
 class Sample(NamedTuple):
     """
-    A range of a share to read.
+    A range of a share, which the server is asked to read.
 
     Attributes:
         length: 1 to ``MAX_SAMPLE_BYTES``.
@@ -57,11 +57,11 @@ class Question(NamedTuple):
     """
     The questions about one storage index.
 
-    It replaces up to three requests: which shares exist, some bytes of shares, and a lease.
+    They replace up to three kinds of requests: which shares exist, some bytes of shares, and a lease.
 
     Attributes:
         storage_index: 16 bytes.
-        lease: to add to every share, or renew; None for no lease.
+        lease: to add to every share, or to renew; None for no lease.
         samples: at most ``MAX_SAMPLES``.
     """
 
@@ -75,9 +75,10 @@ class SurveyAnswer(NamedTuple):
     A server's answer to one question.
 
     Attributes:
-        numbers: of all complete shares.
-        lease: the HTTP status of the request for a lease, ``LEASE_NOT_ASKED`` if there was none.
-        samples: the bytes, fewer beyond the end; or the HTTP status with which reading was rejected.
+        numbers: the numbers of all complete shares.
+        lease: the HTTP status of the request for a lease; ``LEASE_NOT_ASKED`` if no lease was requested.
+        samples: the bytes of each sample, fewer if the share ends before; or the HTTP status with which the
+            read was rejected.
     """
 
     numbers: frozenset[int]
@@ -86,7 +87,7 @@ class SurveyAnswer(NamedTuple):
 
 
 def pack_survey(questions: Sequence[Question]) -> bytes:
-    """Return a survey of at most ``MAX_QUESTIONS``."""
+    """Return the body of a survey of at most ``MAX_QUESTIONS`` questions."""
     return cbor.dumps([_packed_question(each) for each in questions])
 
 
@@ -126,7 +127,10 @@ def _unpack_sample(value: Any) -> Sample:
 
 
 def pack_survey_answers(answers: Sequence[SurveyAnswer | int]) -> bytes:
-    """Return the answer to a survey; a number is the HTTP status with which one question was rejected."""
+    """
+    Return the body of the answer to a survey; a number is the HTTP status with which one question was
+    rejected.
+    """
     return cbor.dumps([_packed_answer(each) for each in answers])
 
 
@@ -170,13 +174,13 @@ _RELEASE_ANSWER_ITEMS = 3 + 4 * MAX_RELEASES
 
 
 def pack_releases(request: LeaseReleases) -> bytes:
-    """Return a request of at most ``MAX_RELEASES``."""
+    """Return the body of a request with at most ``MAX_RELEASES`` releases."""
     pairs = [[each.storage_index, each.cancel_secret] for each in request.releases]
     return cbor.dumps([request.since, pairs])
 
 
 def unpack_releases(body: Buffer) -> LeaseReleases:
-    """Return what a request asks for."""
+    """Return the parsed body of a request for releases."""
     value = cbor.loads(body, MAX_RELEASE_BYTES, _RELEASE_ITEMS)
     since, pairs = cbor.expect_fields(value, 2, "the request")
     pairs = cbor.expect_list(pairs, "the releases", MAX_RELEASES)
@@ -192,13 +196,13 @@ def _unpack_release(value: Any) -> LeaseRelease:
 
 
 def pack_release_answers(answers: ReleaseAnswers) -> bytes:
-    """Return the answer to a request."""
+    """Return the body of the answer to a request for releases."""
     results = [each if isinstance(each, int) else list(each) for each in answers.results]
     return cbor.dumps([answers.now, results])
 
 
 def unpack_release_answers(body: Buffer, count: int) -> ReleaseAnswers:
-    """Return the answer to a request of this many releases."""
+    """Return the parsed answer to a request for ``count`` releases."""
     value = cbor.loads(body, MAX_ANSWER_BYTES, _RELEASE_ANSWER_ITEMS)
     now, results = cbor.expect_fields(value, 2, "the answer")
     found = cbor.expect_answers(results, count, "releases")

@@ -1,5 +1,5 @@
 """
-Certificates of grid managers: which servers may get shares, signed with Ed25519.
+Certificates of grid managers, signed with Ed25519, which say which servers may get shares.
 
 Source: Tahoe-LAFS 1.20, ``docs/managed-grid.rst`` and the behaviour of its ``grid_manager`` module.
 """
@@ -18,18 +18,21 @@ from pipegrid.core.text import counted
 from pipegrid.errors import UsageError
 
 CERTIFICATES = "grid-manager-certificates"
-"""The key of certificates in announcements."""
+"""The key of an announcement's field that has the certificates."""
 
 MAX_CERTIFICATES = 16
-"""How many of a server are verified: those that are valid longest."""
+"""The maximum number of a server's certificates that are verified: those that are valid longest."""
 MAX_READ_CERTIFICATES = 128
-"""How many of a server are read; a server that keeps those that have expired announces many."""
+"""
+The maximum number of a server's certificates that are read; a server that keeps expired certificates
+announces many.
+"""
 MAX_CERTIFICATE_CHARACTERS = 512
-"""Usual ones have 130."""
+"""The maximum length of a certificate; usual certificates have 130 characters."""
 MAX_FILE_BYTES = 4096
-"""Of a file with one."""
+"""The maximum size of a file that has one certificate."""
 NEAR_EXPIRY_S = 7 * 86400.0
-"""How long before its expiry a certificate is reported."""
+"""How long before its expiry a certificate is reported as expiring."""
 _SIGNATURE_CHARACTERS = 103
 _KEY = re.compile(r"pub-(v0-[a-z2-7]{52})\Z")
 _DAY_S = 86400
@@ -73,7 +76,7 @@ def parse_manager_key(name: str, text: str) -> ManagerKey:
     Return the key that a text such as ``pub-v0-...`` encodes.
 
     Raises:
-        UsageError: it is not a key.
+        UsageError: the text is not a key.
     """
     public_bytes = public_key_bytes(text)
     if public_bytes is None:
@@ -84,7 +87,7 @@ def parse_manager_key(name: str, text: str) -> ManagerKey:
 
 
 def public_key_bytes(text: str) -> bytes | None:
-    """Return the 32 bytes of a public key such as ``pub-v0-...``; None if the text is not one."""
+    """Return the 32 bytes of a public key such as ``pub-v0-...``; None if the text is not a public key."""
     match = _KEY.match(text)
     try:
         public_bytes = base32.decode(match[1].removeprefix("v0-")) if match else b""
@@ -108,10 +111,10 @@ class SignedCertificate(NamedTuple):
 
 class CertificateTerms(NamedTuple):
     """
-    What a certificate says; whether its signature is a manager's is checked separately.
+    The content of a certificate; its signature is checked separately.
 
     Attributes:
-        public_key: of the server, as in its ``node.pubkey``.
+        public_key: the server's public key, as in the server's ``node.pubkey``.
         expires: a date with a time zone.
     """
 
@@ -120,26 +123,26 @@ class CertificateTerms(NamedTuple):
 
     @property
     def expires_s(self) -> float:
-        """The time when it expires, in seconds since 1970."""
+        """The time when the certificate expires, in seconds since 1970."""
         return self.expires.timestamp()
 
     @property
     def minute(self) -> str:
-        """The time when it expires, for people."""
+        """The time when the certificate expires, for people."""
         return minute_of(self.expires)
 
 
 def minute_of(expires: datetime) -> str:
-    """Return a time as people read it, to the minute."""
+    """Return a time for people, to the minute."""
     return f"{expires:%Y-%m-%d %H:%M %Z}"
 
 
 def terms_of(signed: SignedCertificate) -> CertificateTerms | None:
-    """Return what a certificate says; None if it is malformed."""
+    """Return the content of a certificate; None if the certificate is malformed."""
     try:
         fields = json.loads(signed.certificate)
         expires, public_key = datetime.fromisoformat(fields["expires"]), fields["public_key"]
-        # A time without a zone cannot be compared with now.
+        # A time without a zone cannot be compared with the current time.
         if expires.tzinfo is None or not isinstance(public_key, str):
             return None
         expires.timestamp()
@@ -153,8 +156,8 @@ def parse_certificate(data: bytes) -> SignedCertificate:
     Return the certificate in a file that a grid manager has made.
 
     Raises:
-        ValueError: it is not one, or clients of Tahoe-LAFS could not read it; the text continues "it is not
-            a certificate: ".
+        ValueError: the file has no certificate, or clients of Tahoe-LAFS could not read it; the text is to
+            follow "it is not a certificate: ".
     """
     try:
         fields = json.loads(data)
@@ -169,7 +172,7 @@ def parse_certificate(data: bytes) -> SignedCertificate:
 
 
 def signature_of(signed: SignedCertificate) -> bytes | None:
-    """Return the 64 bytes of a certificate's signature; None if it is not base32."""
+    """Return the 64 bytes of a certificate's signature; None if the signature is not base32."""
     try:
         return base32.decode(signed.signature)
     except ValueError:
@@ -177,7 +180,7 @@ def signature_of(signed: SignedCertificate) -> bytes | None:
 
 
 def in_words(seconds: float) -> str:
-    """Return a duration for people, in whole days, hours or minutes: ``29 days``, ``47 hours``."""
+    """Return a duration for people, in whole days, hours or minutes, such as ``29 days`` or ``47 hours``."""
     for unit_s, name in _UNITS:
         if seconds >= 2 * unit_s:
             return counted(int(seconds / unit_s), name)
@@ -189,9 +192,9 @@ class Certified(NamedTuple):
     A certificate of a server, signed by a configured manager.
 
     Attributes:
-        manager: the user's name for it.
-        expires_s: the time when it expires, in seconds since 1970.
-        expires: the same, for people.
+        manager: the user's name for the manager.
+        expires_s: the time when the certificate expires, in seconds since 1970.
+        expires: the time when the certificate expires, for people.
     """
 
     manager: str
@@ -201,7 +204,7 @@ class Certified(NamedTuple):
 
 
 def read_certificates(announced: object) -> tuple[SignedCertificate, ...]:
-    """Return the certificates of an announcement, which is untrusted; malformed ones are left out."""
+    """Return the certificates in a field of an untrusted announcement, without malformed ones."""
     found = []
     for each in announced[:MAX_READ_CERTIFICATES] if isinstance(announced, list) else ():
         match each:
@@ -216,12 +219,13 @@ def certified_by(
     server_id: str, certificates: Sequence[SignedCertificate], managers: Sequence[ManagerKey]
 ) -> Certified | None:
     """
-    Return the certificate of a server that is valid longest, expired or not; None if it has none.
+    Return the server's certificate that is valid longest, even if it has expired; None if the server has
+    none.
 
-    A malformed certificate is ignored, and not an error.
+    Malformed certificates are ignored; they are not an error.
 
     Args:
-        server_id: ``v0-`` and its key; a server with another id has no certificate.
+        server_id: ``v0-`` and the server's key; a server with another kind of id has no certificate.
         managers: the managers that the client trusts.
     """
     named = [
@@ -240,7 +244,7 @@ def _signer(signed: SignedCertificate, managers: Sequence[ManagerKey]) -> Manage
     signature = signature_of(signed)
     try:
         message = signed.certificate.encode("utf-8")
-    except UnicodeEncodeError:  # JSON may contain half a character
+    except UnicodeEncodeError:  # JSON may contain half a surrogate pair
         return None
     for manager in managers:
         if signature is not None and manager.has_signed(message, signature):
@@ -250,10 +254,11 @@ def _signer(signed: SignedCertificate, managers: Sequence[ManagerKey]) -> Manage
 
 class Certification:
     """
-    Whether a server may get shares, depending on its certificate. Reading from others is allowed.
+    Whether a server may get shares, depending on its certificate. Reading from servers without a certificate
+    is allowed.
 
     Args:
-        certified: its certificate; None if it has none from a configured manager.
+        certified: the server's certificate; None if it has none from a configured manager.
         now: returns the time, in seconds since 1970.
     """
 
@@ -264,7 +269,7 @@ class Certification:
         self.now = now
 
     def __call__(self) -> str | None:
-        """Return why it may not get shares now; None if it may."""
+        """Return why the server may not get shares now; None if it may get shares."""
         if self.certified is None:
             return "it has no certificate of a configured grid manager"
         if self.certified.expires_s <= self.now():

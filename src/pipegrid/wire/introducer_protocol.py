@@ -1,5 +1,5 @@
 """
-The introducer protocol: remote interfaces, connecting, and reconnecting after a loss.
+The introducer protocol: remote interfaces, connecting to an introducer, and reconnecting after a loss.
 
 Source: the format reference, storage protocols, section 4.1.
 """
@@ -42,9 +42,10 @@ class RIIntroducerSubscriberClient(RemoteInterface):
 
     __remote_name__ = "RIIntroducerSubscriberClient_v2.tahoe.allmydata.com"
 
-    # One malformed announcement must not make the others fail, so each is checked separately, later.
+    # One malformed announcement must not make the other announcements fail, so the receiver checks each
+    # announcement separately.
     def announce_v2(announcements=SetOf(FoolscapAny())):
-        """Receive announcements: those known, then each new one."""
+        """Receive announcements: first all known ones, then each new one."""
 
 
 class RIIntroducer(RemoteInterface):
@@ -64,34 +65,34 @@ class RIIntroducer(RemoteInterface):
         service_name=bytes,
         subscriber_info=DictOf(bytes, FoolscapAny()),
     ):
-        """Receive the announcements of all servers of a service from now on."""
+        """Subscribe to the announcements of all servers of a service."""
 
 
 PROTOCOL_KEY = b"http://allmydata.org/tahoe/protocols/introducer/v2"
 SERVICE = b"storage"
 CONNECT_TIMEOUT_S = 15.0
 LOST_AFTER_S = 3 * KEEPALIVE_S
-"""Silence after which the connection to an introducer counts as lost."""
+"""The silence after which the connection to an introducer counts as lost."""
 
 BOUNDS = Bounds(call_cost=MAX_SERVERS * 4096)
-"""
-An introducer sends all announcements in one message; each has 1 to 3 KB, and takes 1 KB more in memory.
-"""
+"""An introducer sends all announcements in one message; each has 1 to 3 KB, and takes 1 KB more in memory."""
 
 _NO_INTRODUCER = "the server there is not an introducer"
 _MAX_REASON_CHARACTERS = 200
 
 
 class AnnouncementNotAccepted(RemoteCallError):
-    """An introducer does not accept an announcement; the text, which it has sent, says why."""
+    """An introducer has rejected an announcement. The text is the introducer's reason."""
 
 
 Connect = Callable[[str], "Deferred[Any]"]
-"""Given a fURL, fires with a remote reference: a tub's ``getReference``."""
+"""A function that connects to a fURL and fires with a remote reference: a tub's ``getReference``."""
 
 
 def call(reference: Any, name: str, *arguments: Any) -> Deferred[Any]:
-    """Call a remote method; a failure at the other end, which comes as text, is a ``RemoteCallError``."""
+    """
+    Call a remote method; if the call fails at the other end, which reports a text, raise ``RemoteCallError``.
+    """
     answer: Deferred[Any] = reference.callRemote(name, *arguments)
     return answer.addErrback(_as_exception)
 
@@ -107,14 +108,14 @@ async def connect_introducer(connect: Connect, furl: Furl, clock: IReactorTime) 
     Return a reference to an introducer that supports the protocol.
 
     Raises:
-        Exception: see ``reason_of``.
+        Exception: any error of connecting; ``reason_of`` explains it.
     """
     connecting = connect(str(furl)).addErrback(_as_exception)
     reference = await connecting.addTimeout(CONNECT_TIMEOUT_S, clock)
     if not hasattr(reference, "callRemote"):
         raise ValueError(_NO_INTRODUCER)
     version = await call(reference, "get_version").addTimeout(CONNECT_TIMEOUT_S, clock)
-    if type(version) is not dict:  # an object without an interface may answer anything
+    if type(version) is not dict:  # an object that declares no interface may return anything
         raise ValueError(_NO_INTRODUCER)
     if PROTOCOL_KEY not in version and STORAGE_PROTOCOL in version:
         raise ValueError("it is a storage server; give the fURL of an introducer")
@@ -136,7 +137,7 @@ def until_lost(reference: Any) -> Deferred[None]:
 
 
 def reason_of(error: Exception | None) -> str:
-    """Return, for a person, why the connection failed."""
+    """Return the reason why the connection failed, as a text for people."""
     if error is None or isinstance(error, (DeadReferenceError, network.ConnectionClosed)):
         return "the connection was lost"
     if isinstance(error, (TimeoutError, network.TimeoutError)):
@@ -168,7 +169,7 @@ def _excerpt(text: str) -> str:
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 300.0
 _GOOD_S = 60.0
-"""A connection that lasted this long was good: the first pause is used again."""
+"""After a connection that lasted at least this long, the first pause is used again."""
 
 
 class Reconnecting:
@@ -177,9 +178,10 @@ class Reconnecting:
 
     Args:
         clock: for the pauses.
-        use: connects, uses the connection, and fires or fails when it is lost, or could not be made.
-        lost: called with the reason, each time; None if ``use`` ended without an error.
-        spread: gives a factor for each pause, so that many clients do not reconnect at the same time.
+        use: connects and uses the connection; fires or fails when the connection is lost, or could not be
+            made.
+        lost: called after each loss with the error of ``use``, or None if ``use`` ended without an error.
+        spread: returns a factor for each pause, so that many clients do not reconnect at the same time.
     """
 
     def __init__(
@@ -203,7 +205,7 @@ class Reconnecting:
             self._running.addErrback(lambda failure: failure.trap(CancelledError))
 
     def stop(self) -> None:
-        """Close the connection, and make no other."""
+        """Close the connection, and make no further connection."""
         self._stopped = True
         if self._running is not None:
             self._running.cancel()

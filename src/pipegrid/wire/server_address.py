@@ -22,11 +22,11 @@ from pipegrid.reactor.connection_policy import ConnectionPolicy, RefusedWay, is_
 
 #     pb://<tub id>@tcp:<host>:<port>,<another hint>/<swissnum>
 #
-# Introducers have one, and all Tahoe-LAFS storage servers, over HTTPS as well: secrets are derived from the
-# tub id.
+# Introducers and all Tahoe-LAFS storage servers have a fURL, even if they are used over HTTPS: secrets are
+# derived from the tub id.
 
 _MAX_TEXT = 2048
-# Readers use 32 characters of the tub id, whatever follows.
+# Programs read 32 characters of the tub id, and ignore further characters.
 _FURL = re.compile(r"pb://([a-z2-7]{32})[a-z2-7]*@([^/\s]*)/([^/#?\s]+)\Z")
 _HINT = re.compile(
     r"(?:(?P<how>tcp|tor):)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})\Z"
@@ -35,11 +35,11 @@ _HINT = re.compile(
 
 class HintPlace(NamedTuple):
     """
-    Where a hint leads.
+    The place to which a hint leads.
 
     Attributes:
         host: a name or an address; IPv6 without its brackets.
-        through_tor: only Tor leads there, since the hint or the name says so.
+        through_tor: whether only Tor leads to the place, as the hint or the name says.
     """
 
     host: str
@@ -48,7 +48,7 @@ class HintPlace(NamedTuple):
 
 
 def place_of(hint: str) -> HintPlace | None:
-    """Return where a hint for TCP or Tor leads; None if it is of another kind."""
+    """Return the place to which a hint for TCP or Tor leads; None for a hint of another kind."""
     match = _HINT.match(hint)
     if match is None or not 0 < int(match["port"]) < 1 << 16:
         return None
@@ -77,20 +77,21 @@ class Furl:
     @property
     def address(self) -> str:
         """
-        The address for people, without the secret; it is untrusted, and made safe for terminals and logs.
+        The address for people, without the secret. It is made safe for terminals and logs, since it is
+        untrusted.
         """
         hint = self.hints[0].removeprefix("tcp:").removeprefix("tor:") if self.hints else "nowhere"
         return "".join(char if char.isprintable() else "?" for char in hint)
 
     @property
     def has_address(self) -> bool:
-        """Whether a hint is for TCP or Tor."""
+        """Whether at least one hint is for TCP or Tor."""
         return any(place_of(hint) is not None for hint in self.hints)
 
     def reachable(self, policy: ConnectionPolicy) -> Furl:
         """
-        Return the fURL with the hints to use: those of TCP, and those through Tor where TCP is not direct, or
-        where there are no others.
+        Return the fURL with only the hints to use: hints for TCP; and hints through Tor if TCP is not direct,
+        or if there are no others.
 
         Raises:
             ValueError: no hint can be used; the text says why.
@@ -105,13 +106,13 @@ class Furl:
 
 def reachable(places: Sequence[HintPlace], policy: ConnectionPolicy) -> list[HintPlace]:
     """
-    Return the places to connect to, the best first.
+    Return the places to connect to, with the best first.
 
-    With direct connections Tor is used only if nothing else leads to the server; otherwise onion services
-    come first.
+    If direct connections are permitted, Tor is used only if nothing else leads to the server; otherwise onion
+    services come first.
 
     Raises:
-        ValueError: the policy permits none; the text says why.
+        ValueError: the policy permits none of the places; the text says why.
     """
     found = [each for each in places if policy.permits(each.host, each.through_tor)]
     if not found:
@@ -133,7 +134,7 @@ def parse_furl(text: str) -> Furl:
     Parse a fURL.
 
     Raises:
-        UsageError: it is not one. The text does not repeat the secret.
+        UsageError: the text is not a fURL. The error does not repeat the secret.
     """
     if "#v=" in text:
         raise UsageError("that is a storage server's NURL (its end is #v=1), not a fURL")
@@ -172,7 +173,7 @@ class Nurl:
         host: a name or an address; IPv6 without its brackets.
         port: 1 to 65535.
         swissnum: ASCII; the secret that allows using the server.
-        tor: the server is reached through Tor.
+        tor: whether the NURL says that the server is reached through Tor.
     """
 
     spki_hash: bytes
@@ -189,12 +190,12 @@ class Nurl:
 
     @property
     def place(self) -> HintPlace:
-        """Where it leads, as hints of fURLs do."""
+        """The place to which the NURL leads, as for hints of fURLs."""
         return HintPlace(self.host, self.port, self.leads_through_tor)
 
     @property
     def leads_through_tor(self) -> bool:
-        """Whether TCP without Tor cannot reach it, whatever its scheme."""
+        """Whether the server cannot be reached by TCP without Tor, because of the NURL's scheme or host."""
         return self.tor or is_overlay_name(self.host)
 
     def recognises(self, spki_hash: bytes) -> bool:
@@ -207,7 +208,7 @@ def parse_nurl(text: str) -> Nurl:
     Parse a NURL.
 
     Raises:
-        UsageError: it is not one. The text does not repeat the secret.
+        UsageError: the text is not a NURL. The error does not repeat the secret.
     """
     match = _NURL.match(text) if len(text) <= _MAX_TEXT else None
     if match is None and is_furl(text):
@@ -249,7 +250,7 @@ def _spki_hash(text: str) -> bytes:
         digest = base64.b64decode(text + "=", altchars=b"-_", validate=True)
     except binascii.Error:
         digest = b""
-    # 43 characters hold two bits more than 32 bytes: they must be zero, so that equal hashes have equal
+    # 43 characters hold two bits more than 32 bytes. These bits must be zero, so that equal hashes have equal
     # texts.
     if base64.urlsafe_b64encode(digest).rstrip(b"=") != text.encode("ascii"):
         raise UsageError("the NURL's SPKI hash is not base64url of 32 bytes; copy it again")

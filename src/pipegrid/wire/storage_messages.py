@@ -1,6 +1,4 @@
-"""
-The requests and answers of a storage server as plain values, shared by the share store and all transports.
-"""
+"""The requests and answers of a storage server as simple values, for the share store and all transports."""
 
 from __future__ import annotations
 
@@ -18,7 +16,10 @@ from pipegrid.errors import ServerError
 UNKNOWN_PROTOCOL = (
     "no version of the storage protocol that is known here, though perhaps to a newer PipeGrid"
 )
-"""The error for a server's version message that lists other protocols only; follows "it answered with"."""
+"""
+The error for a server's version message that lists only unknown protocols; the text follows "it answered
+with".
+"""
 
 
 class ServerIdentity(NamedTuple):
@@ -27,9 +28,10 @@ class ServerIdentity(NamedTuple):
 
     Attributes:
         server_id: stable text; on a real grid ``v0-`` and 52 characters of base32.
-        nickname: its name for people.
-        permutation_seed: bytes that determine its position on every file's ring.
-        lease_seed: 20 bytes (the tub id) that make its secrets differ from those for other servers.
+        nickname: the server's name for people.
+        permutation_seed: bytes that determine the server's position on every file's permuted ring.
+        lease_seed: 20 bytes (the tub id) from which secrets are derived, so that secrets for two servers
+            differ.
     """
 
     server_id: str
@@ -43,9 +45,10 @@ class ServerVersion(NamedTuple):
     What a server reports about itself.
 
     Attributes:
-        max_share_bytes: the largest immutable share that it accepts now; 0 if it is read-only or full.
+        max_share_bytes: the largest immutable share that the server accepts now; 0 if it is read-only or
+            full.
         available_bytes: space for shares, or None if unknown.
-        application: name and version of the software.
+        application: name and version of the server's software.
     """
 
     max_share_bytes: int
@@ -58,7 +61,8 @@ class LeaseSecrets(NamedTuple):
     The two 32-byte secrets of a lease on one server.
 
     Attributes:
-        owner: the number of the server's named client whose lease it is; 0: of none. Only a server knows it.
+        owner: the number of the named client to which the server counts the lease; 0: no named client. Only a
+            server sets this number.
     """
 
     renew: bytes
@@ -66,7 +70,7 @@ class LeaseSecrets(NamedTuple):
     owner: int = 0
 
     def __repr__(self) -> str:
-        """Return its name alone, since logs may contain it."""
+        """Return only the class name, since logs may contain it."""
         return "LeaseSecrets(...)"
 
 
@@ -77,7 +81,7 @@ class UploadSecrets(NamedTuple):
     upload: bytes
 
     def __repr__(self) -> str:
-        """Return its name alone, since logs may contain it."""
+        """Return only the class name, since logs may contain it."""
         return "UploadSecrets(...)"
 
 
@@ -86,9 +90,9 @@ class Released(NamedTuple):
     The result of releasing a client's leases on the shares of one storage index.
 
     Attributes:
-        leases: those that do not exist any more.
-        kept: those that were made or renewed too recently.
-        freed_bytes: lengths of the share files that were removed, as no lease was left.
+        leases: how many leases were released.
+        kept: how many leases were kept, since they were made or renewed too recently.
+        freed_bytes: total length of the share files that were removed because no lease was left.
     """
 
     leases: int = 0
@@ -96,12 +100,15 @@ class Released(NamedTuple):
     freed_bytes: int = 0
 
     def plus(self, other: Released) -> Released:
-        """Return the sums of both, field by field."""
+        """Return the sums of both results, field by field."""
         return Released(*map(add, self, other))
 
 
 MAX_RELEASES = 64
-"""The limit for one request: each takes up to a millisecond, and the server serves others in between."""
+"""
+The maximum number of releases in one request: each takes up to a millisecond, and the server serves other
+clients in between.
+"""
 
 
 class LeaseRelease(NamedTuple):
@@ -117,17 +124,18 @@ class LeaseRelease(NamedTuple):
     cancel_secret: bytes
 
     def __repr__(self) -> str:
-        """Return its name alone, since logs may contain it."""
+        """Return only the class name, since logs may contain it."""
         return "LeaseRelease(...)"
 
 
 class LeaseReleases(NamedTuple):
     """
-    A request.
+    A request to release leases.
 
     Attributes:
-        since: by the server's clock, in seconds since 1970; leases made or renewed then or later stay.
-        releases: at most ``MAX_RELEASES``; none: the client only asks for the server's time.
+        since: leases that were made or renewed at this time or later stay; in seconds since 1970, by the
+            server's clock.
+        releases: at most ``MAX_RELEASES``; if there are none, the client only asks for the server's time.
     """
 
     since: int
@@ -136,11 +144,11 @@ class LeaseReleases(NamedTuple):
 
 class ReleaseAnswers(NamedTuple):
     """
-    A server's answer.
+    A server's answer to a request to release leases.
 
     Attributes:
-        now: the server's time, in seconds since 1970, as leases have it.
-        results: in the order of the request; an HTTP status where the release failed.
+        now: the server's time, in seconds since 1970, by the clock that its leases use.
+        results: in the order of the request; an HTTP status if the release failed.
     """
 
     now: int
@@ -152,9 +160,9 @@ class Allocation(NamedTuple):
     The answer to ``allocate``.
 
     Attributes:
-        already_have: all complete shares of the storage index, including those not asked for.
-        allocated: the shares that may be written now. Shares in neither set were rejected: no space, or an
-            unfinished upload exists (perhaps one's own).
+        already_have: all complete shares of the storage index, even those not asked for.
+        allocated: the shares that may be written now. Shares in neither set were rejected: there is no space,
+            or an unfinished upload exists (perhaps the client's own).
     """
 
     already_have: frozenset[int]
@@ -167,7 +175,7 @@ class WriteAnswer(NamedTuple):
 
     Attributes:
         complete: whether this write completed the share.
-        required: half-open ranges ``(begin, end)`` that are still missing.
+        required: half-open ranges ``(begin, end)`` of the share that are still missing.
     """
 
     complete: bool
@@ -179,8 +187,8 @@ class Stored(NamedTuple):
     The answer to ``store_whole``.
 
     Attributes:
-        allocation: as for a separate allocation.
-        failed: shares that were sent and are not stored, each with its error.
+        allocation: the answer that a separate ``allocate`` would have.
+        failed: by share number, the errors of shares that were sent and are not stored.
     """
 
     allocation: Allocation
@@ -197,10 +205,10 @@ Pieces = Sequence[Buffer]
 """Consecutive pieces to write."""
 
 Reads = Sequence[tuple[int, int]]
-"""Ranges to read of each share of a slot: offsets and lengths."""
+"""Ranges to read from each share of a slot: offsets and lengths."""
 
 SlotData = dict[int, tuple[bytes, ...]]
-"""The bytes read, by share number: one string for each range, shorter beyond the end."""
+"""The bytes read, by share number: one string for each range, shorter if the share ends before."""
 
 
 class SlotSecrets(NamedTuple):
@@ -210,7 +218,7 @@ class SlotSecrets(NamedTuple):
     write_enabler: bytes
 
     def __repr__(self) -> str:
-        """Return its name alone, since logs may contain it."""
+        """Return only the class name, since logs may contain it."""
         return "SlotSecrets(...)"
 
 
@@ -222,8 +230,8 @@ class ShareChange(NamedTuple):
         tests: ``(offset, size, specimen)``: the bytes ``[offset, offset + size)``, cut at the share's end,
             must equal the specimen. A missing share counts as empty.
         writes: ``(offset, data)``, applied in this order.
-        new_length: 0 deletes the share; less than its length after the writes cuts it; more, or None, does
-            nothing.
+        new_length: 0 deletes the share. A number below the share's length after the writes truncates the
+            share. A larger number, or None, changes nothing.
     """
 
     tests: tuple[tuple[int, int, bytes], ...] = ()
@@ -232,30 +240,34 @@ class ShareChange(NamedTuple):
 
 
 Changes = Mapping[int, ShareChange]
-"""The largest shares of a slot, in bytes."""
+"""The changes of a slot's shares, by share number."""
 
 MAX_SLOT_SHARES = 256
 MAX_SHARE_TESTS = 30
-"""For one share in one call: the limit of Tahoe-LAFS's server over HTTPS."""
+"""The maximum number of tests of one share in one call: the limit of Tahoe-LAFS's server over HTTPS."""
 MAX_SMALL_WRITES = 30
 """
-For one share in addition to those of blocks. Tahoe-LAFS's client sends eight: keys, signature, hash trees,
-and three parts of the header.
+The maximum number of writes to one share in one call, without those of blocks. Tahoe-LAFS's client sends
+eight: keys, signature, hash trees, and three parts of the header.
 """
 MAX_BLOCK_WRITES = 262_144
 """
-Tahoe-LAFS's client writes all of an MDMF share in one call, with a write for each segment of 128 KiB: this
-number is a file of 32 GiB, all of whose shares it holds in memory.
+The maximum number of block writes in one call. Tahoe-LAFS's client writes all of an MDMF share in one call,
+with a write for each segment of 128 KiB. So this number allows a file of 32 GiB, all of whose shares that
+client holds in memory.
 """
 MAX_FOOLSCAP_WRITES = 65_536
-"""The same over Foolscap, where all of a call is in memory: a file of 8 GiB."""
+"""
+The maximum number of block writes in one call over Foolscap, where all of a call is in memory: a file of 8
+GiB.
+"""
 BLOCK_WRITE_BYTES = 512
 """
-The smallest such write: with k = 255 a block is 515 bytes, and its salt 16. So the cost of a call is
-proportional to its bytes, apart from small writes.
+The minimum size of a block write: with k = 255 a block has 515 bytes, and its salt 16. So the cost of a call
+is proportional to its bytes, apart from small writes.
 """
 MAX_CALL_VECTORS = MAX_SLOT_SHARES * (MAX_SHARE_TESTS + MAX_SMALL_WRITES) + MAX_BLOCK_WRITES
-"""Limit of tests and writes in one call."""
+"""The maximum number of tests and writes in one call."""
 
 
 @attrs.frozen
@@ -265,9 +277,9 @@ class SlotResult:
 
     Attributes:
         success: whether all tests passed, and everything was written.
-        data: for every share that existed before, the ranges read, as they were before.
-        repeated: the request was sent more than once, since connections were lost; an unsuccessful last
-            attempt does not mean that no earlier one was.
+        data: for every share that existed before the writes, the ranges read, as they were before the writes.
+        repeated: whether the request was sent more than once, since connections were lost. Then an earlier
+            attempt may have succeeded even if the last one did not.
     """
 
     success: bool

@@ -1,4 +1,3 @@
 """
-Code that runs before click and Twisted are loaded: the process, simple command lines, connections in
-advance.
+Code that runs before click and Twisted are loaded: the process, simple command lines, connections in advance.
 """

@@ -1,8 +1,8 @@
 """
-Simple command lines of commands that often end before click is imported.
+A fast parser for simple command lines of commands that often end before click is imported.
 
-For a clone of a thousand small files, or a check of them, parsing the command line with click was a third
-of the time. The usual spelling is parsed here, from the same declarations of options that click gets
+For a clone of a thousand small files, or a check of them, parsing the command line with click took a third of
+the time. This parser handles the usual spelling, with the same declarations of options that click gets
 (``cmd_mirror``). Everything else, including help and mistakes, is left to click.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # instead of the import from ``typing``, which is slow
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     """Command, options, and arguments."""
 
 COMPLETION = "_PIPEGRID_COMPLETE"
-"""The environment variable of a shell that asks click for completions."""
+"""The environment variable with which a shell's script asks click for completions."""
 
 
 class Option:
@@ -33,13 +33,14 @@ class Option:
     One option, declared once: for this parser, and for click (``options.as_click``).
 
     Args:
-        flags: its spellings.
-        name: of its value.
-        help: a sentence.
-        default: its value if it is not given; False: it is a flag without a value.
-        among: its possible values, if they are few.
-        limits: the least and the largest number.
-        unlike: beginnings of values that are left to click.
+        flags: the spellings of the option.
+        name: the name of the parameter for its value.
+        help: the help text.
+        default: the value if the option is not given; False: the option is a flag; a tuple: it may be
+            repeated.
+        among: the possible values, if they are few.
+        limits: the smallest and the largest number.
+        unlike: beginnings of values that click must parse.
     """
 
     def __init__(
@@ -62,16 +63,16 @@ class Option:
 
     @property
     def is_flag(self) -> bool:
-        """Whether it takes no value."""
+        """Whether the option takes no value."""
         return self.default is False
 
     @property
     def is_repeated(self) -> bool:
-        """Whether it may be given several times."""
+        """Whether the option may be given several times."""
         return isinstance(self.default, tuple)
 
     def take(self, values: Values, text: str) -> bool:
-        """Add its value; returns False if click must check it."""
+        """Store the option's value in ``values``; return False if click must check the value."""
         if self.is_repeated:
             values[self.name] = (*values.get(self.name, ()), text)
             return bool(text) and not text.startswith(self.unlike)
@@ -97,7 +98,7 @@ FROM = Option(
     "urls",
     "URL of a mirror; may be given several times: mirrors share the work.",
     (),
-    unlike=("mirror",),  # a list of mirrors
+    unlike=("mirror",),  # the beginning of a list of mirrors
 )
 DURABILITY = Option(
     ("--durability",),
@@ -171,7 +172,7 @@ ALSO = Option(
 )
 
 COMMON = (JSON, QUIET)
-"""Also accepted before the command."""
+"""The options that are also accepted before the command."""
 
 FETCH = (*COMMON, DELETE, PARANOID, FROM, DURABILITY, CONNECTIONS)
 
@@ -187,11 +188,11 @@ COMMANDS: dict[str, tuple[tuple[Option, ...], int]] = {
     ),
     "mirror verify": ((*COMMON, PARANOID), 1),
 }
-"""The options of each command that are parsed here, and the number of its arguments."""
+"""The commands that are parsed here, with their options and their number of arguments."""
 
 
 def read(arguments: Sequence[str]) -> Read | None:
-    """Parse a command line; None if click must do it."""
+    """Parse a command line; return None if click must parse it."""
     if COMPLETION in os.environ:
         return None
     values: Values = {}
@@ -225,7 +226,9 @@ def read(arguments: Sequence[str]) -> Read | None:
 
 
 def dial(found: Read) -> EarlySockets | None:
-    """Connect to the mirrors, if possible, before the modules that use them are loaded."""
+    """
+    Connect to the mirrors, before the modules that use them are loaded; None without mirrors or with a proxy.
+    """
     command, values, words = found
     if "urls" not in values or any(name.lower().endswith("_proxy") for name in os.environ):
         return None
@@ -243,7 +246,7 @@ def cut_short(found: Read) -> int | QuickCheckResult | None:
     Do a command that can end before its usual modules are loaded.
 
     Returns:
-        The exit status; else the result so far, or None.
+        The exit status if the command is done; else the result of the quick check, if there is one.
     """
     command, values, words = found
     if command != "verify" or values["paranoid"]:
@@ -260,10 +263,10 @@ def plain_job(
     glimpse: QuickCheckResult | None = None,
 ) -> Job | None:
     """
-    Return the job of a command line, and set the options of the console; None: as ``read``.
+    Return the job of a command line, and set the console's options; return None if click must parse it.
 
     Args:
-        begun: the result of ``dial``; ``glimpse``: that of ``cut_short``.
+        begun: the result of ``dial``; ``glimpse``: the result of ``cut_short``.
     """
     found = read(arguments)
     if found is None:

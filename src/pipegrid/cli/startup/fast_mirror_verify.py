@@ -1,7 +1,8 @@
 """
-``mirror verify`` of an unchanged mirror, which ends before the usual modules could be loaded.
+``mirror verify`` for an unchanged mirror, which ends before the usual modules are loaded.
 
-If anything is not as expected, ``mirror_verify``, ``console`` and ``process`` do the work and report it.
+If anything is not as expected, ``mirror_verify``, ``console`` and ``process`` do the work and report the
+problem.
 """
 
 from __future__ import annotations
@@ -12,23 +13,23 @@ import sys
 
 from pipegrid.cli.startup.fast_json_encoder import plain_json
 
-TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # instead of the import from ``typing``, which is slow
 if TYPE_CHECKING:
     from typing import Any
 
     from pipegrid.mirror.stat_cache import QuickCheckResult
 
 MAX_DEST = 1000
-"""Characters of a path up to which this module prints it."""
+"""How many characters a path may have so that this module prints it."""
 
 
 def verify_if_same(dest: str, as_json: bool, quiet: bool) -> int | QuickCheckResult | None:
     """
-    Report that all files of a mirror are unchanged, and return the exit status.
+    Check whether all files of a mirror are unchanged; if so, report that.
 
     Returns:
-        Otherwise, without a report, the result of the quick check; None: there is none, or a progress bar
-        is wanted.
+        The exit status after a report. Otherwise the result of the quick check, or None if the check was not
+            possible or a progress bar is wanted.
     """
     from pipegrid.mirror.stat_cache import glimpse
 
@@ -36,7 +37,7 @@ def verify_if_same(dest: str, as_json: bool, quiet: bool) -> int | QuickCheckRes
         return None
     if len(dest) > MAX_DEST or (as_json and plain_json({"dest": dest}) is None):
         return None
-    for number in (_signal.SIGTERM, _signal.SIGHUP):  # as in ``process``
+    for number in (_signal.SIGTERM, _signal.SIGHUP):  # the same signals as in ``process``
         if _signal.getsignal(number) != _signal.SIG_IGN:
             _signal.signal(number, _signal.default_int_handler)
     try:
@@ -54,7 +55,7 @@ def verify_if_same(dest: str, as_json: bool, quiet: bool) -> int | QuickCheckRes
     try:
         while line:
             line = line[os.write(1, line) :]
-    except OSError:  # ``console`` has a message for the error, or waits for space
+    except OSError:  # ``console`` reports the error, or waits
         return found
     return 0
 

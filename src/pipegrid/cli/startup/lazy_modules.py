@@ -1,8 +1,8 @@
 """
-Modules that are executed on first use instead of at their import.
+Delays modules: they are executed on first use instead of at their import.
 
-It must be set up before Twisted is imported, and only in the process of a command, which decides about all
-its modules.
+The delay must be set up before Twisted is imported, and only in a process that runs one command: a program
+that embeds PipeGrid expects ordinary modules.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import CoroutineType, GeneratorType, ModuleType
 
 from pipegrid.errors import UsageError
 
-TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # instead of the import from ``typing``, which is slow
 if TYPE_CHECKING:
     from typing import Any
 
@@ -36,11 +36,11 @@ LAZY = (
 
 
 _ASKED_BY_IMPORTS = ("__path__", "__file__", "__cached__")
-"""Names that Python looks up in a module while it imports it."""
+"""Attributes that Python reads while it imports a module."""
 
 
 class UnusedModule(ModuleType):
-    """One of the package's own modules before its first use."""
+    """A module of this package before its first use."""
 
     __loader__: Any
 
@@ -52,10 +52,10 @@ class UnusedModule(ModuleType):
 
 class _OnUse:
     """
-    The loader of one of the package's own modules: it executes the module on first use.
+    A loader for a module of this package; it executes the module on first use.
 
     Args:
-        loader: Python's own.
+        loader: Python's own loader for the module.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -70,11 +70,11 @@ class _OnUse:
         return UnusedModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Leave the module as it is until ``execute`` is called."""
+        """Do nothing; ``execute`` executes the module later."""
 
     def execute(self, module: ModuleType) -> None:
         """
-        Execute a module once; other threads wait for it, and circular imports get the unfinished module.
+        Execute a module once. Other threads wait meanwhile, and circular imports get the unfinished module.
         """
         with self._lock:
             if self._executed:
@@ -89,7 +89,7 @@ class _OnUse:
 
 
 class OwnModules:
-    """Finds the modules of the package, and delays their execution to the first use."""
+    """A finder for the modules of this package, whose execution it delays until their first use."""
 
     @staticmethod
     def find_spec(fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
@@ -105,11 +105,12 @@ class OwnModules:
 
 def load_own_modules_on_use() -> None:
     """
-    Execute the package's modules on first use, in a process that runs one command.
+    Delay the execution of this package's modules until their first use, in a process that runs one command.
 
-    A command's modules import at their top everything that some run may need, and most runs need a part of
-    it. So ``from pipegrid.tree import walk`` gives a module that is executed when an attribute of it is
-    used; ``from pipegrid.tree.walk import Met`` uses one. It stays the same object.
+    The module of a command imports at its top everything that some run may need, and most runs need only a
+    part of that. So ``from pipegrid.tree import walk`` binds a module that is executed when an attribute of
+    it is used, while ``from pipegrid.tree.walk import Met`` uses an attribute at once. Executing does not
+    replace the module object.
     """
     finder: Any = OwnModules
     sys.meta_path.insert(0, finder)
@@ -117,20 +118,20 @@ def load_own_modules_on_use() -> None:
 
 class LazyModule(ModuleType):
     """
-    Replaces a module until an attribute is used that is not in ``known``.
+    Takes the place of a module until an attribute that is not in ``known`` is used.
 
     Args:
-        name: of the module, which must exist.
-        known: some of its attributes.
+        name: the name of the module, which must exist.
+        known: the values of some attributes.
     """
 
     def __init__(self, name: str, **known: object) -> None:
         super().__init__(name)
         spec = None
-        if "." not in name:  # finding a module in a package would import the package
+        if "." not in name:  # else ``find_spec`` imports the package
             self.__spec__ = spec = find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
-            self.__path__ = spec.submodule_search_locations  # otherwise ``from`` would look for it
+            self.__path__ = spec.submodule_search_locations  # else ``from`` looks for the attribute
         self.__dict__.update(known)
 
     def __getattr__(self, name: str) -> Any:
@@ -144,10 +145,10 @@ class LazyModule(ModuleType):
 
 class _Within:
     """
-    Finds modules in delayed packages, which must be imported completely first.
+    A finder for modules in delayed packages; the package must be imported completely before its modules.
 
-    It has the methods of finders and loaders in ``importlib.abc``, whose import takes longer than
-    everything else here.
+    The class has the methods of finders and loaders in ``importlib.abc``, but is not derived from them:
+    importing that module takes longer than everything else here.
     """
 
     def __init__(self) -> None:
@@ -158,7 +159,7 @@ class _Within:
         if not isinstance(package, LazyModule):
             return None
         package._real()
-        found = sys.modules.pop(fullname, None)  # otherwise Python would execute it again
+        found = sys.modules.pop(fullname, None)  # else Python executes the module again
         if found is None:
             return None
         self._found[fullname] = found
@@ -169,23 +170,24 @@ class _Within:
         return self._found.pop(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: it was executed when its package was imported."""
+        """Do nothing, since importing the package has executed the module."""
 
 
 def install_lazy_modules() -> None:
     """
     Delay modules of other packages that a command rarely needs, unless they are imported already.
 
-    Twisted's ``Deferred`` names two classes of asyncio in annotations; one of its old lists has
-    ``http.cookiejar``, which imports ``urllib``, ``http.client`` and ``email``; its reactor imports TLS,
-    processes, UDP, and Unix sockets; zfec has commands. Together they were a quarter of the CPU time of a
-    small ``put``. ``click`` has a type for UUIDs, ``urllib.parse`` supports addresses in brackets.
+    Importing these modules took a quarter of the CPU time of a small ``put``. Twisted's ``Deferred`` names
+    two classes of asyncio in annotations. One of Twisted's old lists has ``http.cookiejar``, which imports
+    ``urllib``, ``http.client`` and ``email``. Twisted's reactor imports TLS, processes, UDP and Unix sockets.
+    zfec imports its commands. ``click`` has a type for UUIDs, and ``urllib.parse`` supports addresses in
+    brackets.
     """
     for name in LAZY:
         if name not in sys.modules:
             sys.modules[name] = LazyModule(name)
     if "asyncio" not in sys.modules:
-        # The classes are for annotations, which are not evaluated.
+        # AbstractEventLoop and Future occur only in annotations, which are not evaluated, so None will do.
         sys.modules["asyncio"] = LazyModule(
             "asyncio", iscoroutine=_iscoroutine, AbstractEventLoop=None, Future=None
         )
@@ -196,10 +198,11 @@ def bring_in(*own: ModuleType) -> None:
     """
     Import all delayed modules.
 
-    For a long-running process: an upgrade may replace its program meanwhile.
+    A long-running process needs this, since an upgrade may replace the program's files while it runs.
 
     Args:
-        own: modules of the package that it will use; with all modules that these import.
+        own: modules of this package that the process will use; the modules that these import are executed as
+            well.
     """
     for module in list(sys.modules.values()):
         if isinstance(module, LazyModule):
@@ -219,11 +222,11 @@ def bring_in(*own: ModuleType) -> None:
 
 def bring_in_extra(who_needs: str, extra: str, *own: ModuleType) -> None:
     """
-    Do the same for modules that use libraries of an extra of the package.
+    Import all delayed modules, as ``bring_in`` does; some need libraries of an extra of the package.
 
     Args:
-        who_needs: the beginning of the error.
-        extra: its name for ``pip``.
+        who_needs: the beginning of the error message.
+        extra: the name of the extra for ``pip``.
 
     Raises:
         UsageError: a library is not installed.
@@ -242,13 +245,13 @@ def tls_put_off() -> Iterator[None]:
     """
     Delay the TLS of Twisted's reactor, if the reactor is imported within this context.
 
-    HTTPS connections to storage servers do not use it, and it imports pyOpenSSL and X.509.
+    HTTPS connections to storage servers do not use Twisted's TLS, which imports pyOpenSSL and X.509.
     """
     name = "twisted.protocols.tls"
     if name in sys.modules:
         yield
         return
-    # The reactor needs only this of it, and only the reactor may get it.
+    # The reactor needs only this attribute of the module, and no other code may get the stand-in.
     stand_in: Any = ModuleType(name)
     stand_in.TLSMemoryBIOFactory = _tls_factory
     sys.modules[name] = stand_in
@@ -264,6 +267,6 @@ def _tls_factory(*arguments: Any, **more: Any) -> Any:
 
 
 def _iscoroutine(thing: object) -> bool:
-    """Return the same as ``asyncio.iscoroutine``; until Python 3.12 generators were coroutines, too."""
+    """Return the same as ``asyncio.iscoroutine``; before Python 3.12, generators count as coroutines, too."""
     kinds = (CoroutineType, Coroutine)
     return isinstance(thing, kinds if sys.version_info >= (3, 12) else (*kinds, GeneratorType))

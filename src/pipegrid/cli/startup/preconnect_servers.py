@@ -1,10 +1,11 @@
 """
-Connections to the servers of a client's directory, opened before any other module of the grid is imported.
+Opens connections to the servers of a client's directory, before any other module of the grid is imported.
 
-The addresses are guessed from the text of ``servers.yaml``, since parsing it needs modules that take as
-long as the connections. A wrong guess costs an unused connection; ``servers`` makes the real decision. If
-the configuration is refused (``tahoe_settings``), requires a proxy, or the file may have settings for
-connections, none is opened.
+The addresses are guessed from the text of ``servers.yaml``, since parsing this file needs modules whose
+import takes as long as connecting. A wrong guess costs an unused connection, since the grid parses the file
+later and uses only connections to the right servers. No connection is opened if the configuration is refused
+(``grid.tahoe_settings_check``), if it requires a proxy, or if ``servers.yaml`` may have settings for
+connections.
 """
 
 from __future__ import annotations
@@ -23,21 +24,24 @@ from pipegrid.grid.tor_socks_settings import connection_policy
 if TYPE_CHECKING:
     from pipegrid.reactor.preconnect import HostPort, Preconnector
 
-# Sockets and TLS are imported only if there is a server: an embedded grid needs neither.
+# Sockets and TLS are imported only if an address is found: a grid on this machine needs neither.
 
 _SETTING_MARKS = (CONNECTIONS.encode(), b"\\")
-"""Text that may be a setting for connections; an escape may be any character."""
+"""
+Bytes whose presence means that the file may set connections; a backslash counts, since an escape can encode
+any character.
+"""
 
 _MOST_BYTES = 64 << 10
-"""A longer file has more servers than connections are opened."""
+"""The largest file that is read; a larger one has more servers than connections are opened in advance."""
 
 
 def addresses_in(text: bytes) -> list[HostPort]:
     """
     Return the addresses of the HTTPS servers that a ``servers.yaml`` seems to have.
 
-    None are returned if there are more than ``MOST``, since it is unknown which ones have a file. Host
-    names and comments are left out.
+    If there are more than ``MOST``, none are returned, since it is unknown which of the servers has a file.
+    Addresses with host names, and those in comments, are left out.
     """
     if any(each in text for each in _SETTING_MARKS):
         return []
@@ -57,10 +61,10 @@ def addresses_in(text: bytes) -> list[HostPort]:
 
 def dial(directory: str | os.PathLike[str] | None) -> Preconnector | None:
     """
-    Connect to the servers of a client's directory; None if there are none.
+    Connect to the servers of a client's directory; return None if no connection is opened.
 
     Args:
-        directory: None for the user's own.
+        directory: the client's directory; None: the user's own.
     """
     try:
         place = default_directory() if directory is None else Path(directory)
@@ -79,4 +83,4 @@ def dial(directory: str | os.PathLike[str] | None) -> Preconnector | None:
     try:
         return Preconnector(addresses, http_context())
     except (OSError, RuntimeError):
-        return None  # out of files or threads
+        return None  # out of file descriptors or threads

@@ -1,5 +1,5 @@
 """
-One command as a process: real streams, real signals, the real reactor.
+Runs one command as a process, with real streams, signals and the real reactor.
 
 This is the only module that uses the global reactor.
 """
@@ -37,7 +37,7 @@ from pipegrid.reactor.process_settings import (
     wake_for_signals,
 )
 
-TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # instead of the import from ``typing``, which is slow
 if TYPE_CHECKING:
     from typing import Any
 
@@ -46,18 +46,18 @@ if TYPE_CHECKING:
     from pipegrid.mirror.preconnect_mirrors import EarlySockets
     from pipegrid.mirror.stat_cache import QuickCheckResult
 
-_M_ARENA_MAX = -8  # the option of glibc's mallopt
+_M_ARENA_MAX = -8  # the number of an option of glibc's mallopt
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that end a command after its cleanup, like Ctrl-C; a closed terminal sends the last."""
+"""Signals that end a command after its cleanup: Ctrl-C sends the first, a closed terminal the last."""
 
 
 def _end_now(_number: int, _frame: object) -> None:
     """
-    End the process: nothing has begun yet, or all is done.
+    End the process; used before the work begins, and after all work is done.
 
-    An exception would not work: Python prints and drops one that is raised in its own callbacks, such as
-    during an import.
+    An exception would not work: if it is raised in a callback of Python itself, such as during an import,
+    Python prints and drops it.
     """
     with contextlib.suppress(OSError):
         os.write(2, f"pipegrid: {sentence(Interrupted())}\n".encode())
@@ -65,7 +65,7 @@ def _end_now(_number: int, _frame: object) -> None:
 
 
 def _raise_again(unraisable: Any) -> None:
-    """Raise an interrupt again that came in a finalizer, which cannot raise errors."""
+    """Raise an interrupt again that was raised in a finalizer, where Python drops exceptions."""
     if isinstance(unraisable.exc_value, KeyboardInterrupt):
         import _thread
 
@@ -75,7 +75,10 @@ def _raise_again(unraisable: Any) -> None:
 
 
 def _handle_all(handler: Callable[[int, Any], Any]) -> None:
-    """Handle signals, unless the parent process has them ignored (``nohup``, or a shell's background)."""
+    """
+    Set the handler of the signals that end a command; signals that the parent process has made this process
+    ignore (``nohup``, or a shell's background) stay ignored.
+    """
     for number in _ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
@@ -90,8 +93,8 @@ def run_process(
     Run a command line with this process's streams and signals, and return its exit status.
 
     Args:
-        begun: connections for it that were opened in advance.
-        glimpse: the result of the quick check for it.
+        begun: connections to mirrors that were opened in advance, or None.
+        glimpse: the result of ``mirror verify``'s quick check, or None.
     """
     _handle_all(_end_now)
     console = Console(
@@ -105,7 +108,7 @@ def run_process(
         return ExitStatus.FAILED
     except Exception as error:
         status = failure(error, console)
-        # Click prints the help without the console, so record the failure.
+        # Click prints the help without the console, so the console has no record of the failure.
         if isinstance(error, SinkError):
             _forget_stdout()
             return status
@@ -113,7 +116,7 @@ def run_process(
     if isinstance(job, OfflineJob):
         tune_gc()
         sys.unraisablehook = _raise_again
-        _handle_all(signal.default_int_handler)  # the job cleans up
+        _handle_all(signal.default_int_handler)  # so that the job can clean up
         status = job.run(console)
         _handle_all(_end_now)
     else:
@@ -122,21 +125,21 @@ def run_process(
             begun.close()
         try:
             status = run_job(job, invocation) if found is None else found
-        except Exception as error:  # even the reactor failed, for example without free files
+        except Exception as error:  # e.g. too few free file descriptors for a reactor
             status = failure(error, console)
     return _flush(console, status)
 
 
 def run_job(job: GridJob | ReactorJob, invocation: Invocation) -> int:
-    """Run a job with a reactor, and return its exit status; once in a process."""
+    """Run a job with a reactor, and return its exit status; may be called once per process."""
     install_lazy_modules()  # before Twisted is imported
     one_heap()  # before there are threads
     ahead = None
-    # With a limit of rates every byte counts, also those of handshakes.
+    # With a rate limit no connections are opened in advance, since their handshakes would not be counted.
     if isinstance(job, GridJob) and job.asks_servers and invocation.limit_rate is None:
         from pipegrid.cli.startup.preconnect_servers import dial
 
-        ahead = dial(invocation.directory)  # the following imports take longer than a round trip
+        ahead = dial(invocation.directory)  # connects while the next lines import modules
     from pipegrid.cli.command_grammar import start_job
 
     return _run_reactor(
@@ -159,7 +162,10 @@ def _parse(
 
 
 def _cut_short(job: NoReactorJob, console: Console) -> int | None:
-    """Do the job without a reactor if possible; a signal ends it at its next check, a second one at once."""
+    """
+    Do the job without a reactor if possible. A signal ends the job when it next checks; a second signal, at
+    once.
+    """
     signals: list[int] = []
 
     def note(number: int, _frame: Any) -> None:
@@ -178,7 +184,7 @@ def _stderr() -> Any:
 
 
 def _flush(console: Console, status: int) -> int:
-    """Flush the output while a failure can still be reported."""
+    """Flush the output here, where a failure can still be reported; return the status."""
     try:
         console.results.flush()
     except Exception as error:
@@ -189,12 +195,14 @@ def _flush(console: Console, status: int) -> int:
 
 
 def _forget_stdout() -> None:
-    """Keep the interpreter from flushing, and failing, again at its exit."""
+    """
+    Replace standard output by /dev/null, so that the interpreter's flush at its exit does not fail again.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _run_reactor(start: Callable[[Any], Deferred[int]], invocation: Invocation) -> int:
-    """Run the reactor until ``start``'s Deferred has fired; signals cancel it."""
+    """Run the reactor until the Deferred that ``start`` returns has fired; signals cancel the Deferred."""
     with tls_put_off():
         from twisted.internet import reactor as global_reactor
 
@@ -205,7 +213,7 @@ def _run_reactor(start: Callable[[Any], Deferred[int]], invocation: Invocation) 
     _log_to(invocation.console)
     outcome = _Outcome(reactor, invocation.console)
     reactor.callWhenRunning(outcome.begin, start)
-    # Twisted's own handlers would stop the reactor before the cleanup.
+    # Twisted's own handlers would stop the reactor before the command has cleaned up.
     _handle_all(outcome.interrupted)
     wake_for_signals(reactor)
     reactor.run(installSignalHandlers=False)
@@ -217,17 +225,18 @@ def one_heap() -> None:
     """
     Make the C library (glibc) serve all threads from one heap.
 
-    Segments are encoded in threads and freed in the reactor's. With a heap for each thread, a put of a
-    large file over a long path needed 10 MiB more at its peak; it took no longer with one.
+    Segments are encoded in worker threads and freed in the reactor's thread. With a heap for each thread, a
+    put of a large file over a path with a long round trip needed 10 MiB more at its peak, and took as long as
+    with one heap.
     """
-    import ctypes  # a millisecond, which only commands with a grid need
+    import ctypes  # slow to import; only grid commands need it
 
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 class _Outcome:
-    """The running command, and how it ended."""
+    """The running command, and its exit status."""
 
     def __init__(self, reactor: Any, console: Console) -> None:
         self.status: int = ExitStatus.FAILED
@@ -239,14 +248,14 @@ class _Outcome:
     def begin(self, start: Callable[[Any], Deferred[int]]) -> None:
         from twisted.internet.defer import maybeDeferred
 
-        # Otherwise an immediate failure, such as an import without free files, would be waited for forever.
+        # Without ``maybeDeferred``, the reactor would run forever if ``start`` itself raised an error.
         self._command = maybeDeferred(start, self._reactor)
         tune_gc()  # the command's modules are imported now
         self._command.addCallback(self._finished).addErrback(self._broken)
         self._command.addBoth(lambda _: self._reactor.stop())
 
     def _finished(self, status: int) -> None:
-        # Whatever the cancelled command reported, it was interrupted.
+        # An interrupted command that did not finish has this status, whatever it reports.
         stopped = self._interrupted and status != ExitStatus.DONE
         self.status = ExitStatus.INTERRUPTED if stopped else status
 
@@ -254,14 +263,14 @@ class _Outcome:
         self.status = failure(reason.value, self._console)
 
     def interrupted(self, number: int, frame: Any) -> None:
-        """Cancel the command; a second signal ends the process at once."""
+        """Handle a signal: cancel the command; a second signal ends the process at once."""
         signal.signal(number, signal.SIG_DFL)
-        if not self._interrupted:  # it may come while the first one is being handled
+        if not self._interrupted:  # a second signal may come during this call
             self._interrupted = True
             self._reactor.callFromThread(self._cancel)
             from twisted.internet.defer import CancelledError
 
-            end_waiting(CancelledError())  # also a wait for a reader of the output
+            end_waiting(CancelledError())  # ends a wait for the output's reader, too
 
     def _cancel(self) -> None:
         if self._command is not None:
@@ -269,7 +278,7 @@ class _Outcome:
 
 
 def _log_to(console: Console) -> None:
-    """Print Twisted's log with ``-v``; otherwise tracebacks are dropped."""
+    """Print Twisted's warnings and errors, with tracebacks, if ``-v`` is given; otherwise drop them."""
     from twisted.logger import ILogObserver, formatEvent, globalLogBeginner
     from zope.interface import provider
 

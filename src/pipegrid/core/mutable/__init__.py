@@ -1,3 +1,1 @@
-"""
-Mutable files, SDMF and MDMF: keys, versions, shares, and the directories in them; all of it without I/O.
-"""
+"""Mutable files, SDMF and MDMF: keys, versions, shares, and the content of directories, all without I/O."""

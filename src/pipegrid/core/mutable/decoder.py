@@ -1,5 +1,5 @@
 """
-Restores one version of a mutable file from its shares, segment by segment, without I/O.
+Reader that restores one version of a mutable file from its shares, segment by segment, without I/O.
 
 Source: the format reference for mutable files, section 5, step 4.
 """
@@ -22,7 +22,7 @@ from pipegrid.core.spans import Range, Spans
 from pipegrid.core.stream_cipher import StreamCipher
 from pipegrid.errors import CorruptionError
 
-_SECTION = "block_hashes"  # the name that ShareTree uses
+_SECTION = "block_hashes"  # ``ShareTree`` uses this name in errors
 
 
 class _InUse:
@@ -37,21 +37,21 @@ class VersionReader:
     """
     The shares of one version, for a reader. Segments are restored in ascending order.
 
-    The caller knows which servers have shares of this version, and ``VerifiedVersions`` has verified it.
-    Each share proves its leaf of the share hash tree by its chain, and each block by the share's own tree.
-    A share with a wrong part is listed in ``corrupt`` and left out; the caller then offers another copy, or
-    another share.
+    The caller knows which servers have shares of this version, and has verified the version with
+    ``VerifiedVersions``. The share hash chain proves the root of each share's block hash tree, and this tree
+    proves each block. A share with a wrong part is listed in ``corrupt`` and not used any more; the caller
+    then adds the same share from another server, or another share.
 
         reader = VersionReader(version, readkey)
         reader.add_share(share)                        # MutableShare with its header
         reader.missing(3, first, end)                  # ranges to read of share 3 for these segments
-        share.answered(...)                            # as they arrive
+        share.answered(...)                            # as responses arrive
         job = reader.job(segment)                      # None: fewer than k blocks so far
-        pieces = reader.finish(job.run())              # None: some were wrong; read others
+        pieces = reader.finish(job.run())              # None: some blocks were wrong; read other shares
 
     Attributes:
         version: the verified version.
-        corrupt: what was found to be wrong so far; the shares in it are not used any more.
+        corrupt: the errors that were found so far; the shares that they name are not used any more.
     """
 
     def __init__(self, version: Version, readkey: bytes | None) -> None:
@@ -59,7 +59,7 @@ class VersionReader:
         Start without any share.
 
         Args:
-            readkey: 16 bytes, or None for the ciphertext.
+            readkey: 16 bytes, or None to restore the ciphertext.
         """
         self.version = version
         self.corrupt: list[CorruptionError] = []
@@ -68,19 +68,19 @@ class VersionReader:
 
     @property
     def shares_in_use(self) -> list[int]:
-        """The share numbers that can be asked and have not proved bad."""
+        """The numbers of the shares that were added and have not proved bad."""
         return list(self._shares)
 
     @property
     def lacking(self) -> int:
-        """How many more distinct shares are needed; 0 if none."""
+        """How many more distinct shares are needed; 0 if there are enough."""
         return max(0, self.version.required_shares - len(self._shares))
 
     def add_share(self, share: MutableShare) -> None:
         """
-        Add a share of this version; it replaces one with the same number.
+        Add a share of this version; it replaces a share with the same number.
 
-        Its header must be known, and name this version.
+        The share's header must be known, and name this version.
         """
         assert share.header is not None, "what it is a share of is not known"
         assert share.header.version == self.version, "a share of another version"
@@ -89,16 +89,16 @@ class VersionReader:
         self._shares = dict(sorted(self._shares.items()))
 
     def drop_share(self, share_number: int) -> None:
-        """Stop using a share, and drop what has arrived of it."""
+        """Stop using a share, and drop the bytes of it that have arrived."""
         self._shares.pop(share_number, None)
 
     def missing(self, share_number: int, first: int, end: int) -> list[Range]:
         """
-        Return what is missing of a share to restore segments [first, end); an empty list if it has proved
-        bad.
+        Return the ranges of a share that are still needed to restore segments [first, end); an empty list if
+        the share has proved bad.
 
-        The ranges [start, end) of share data are ascending and disjoint; the caller may join near ones. The
-        same ranges are returned until their bytes arrive.
+        The ranges [start, end) of share data are ascending and disjoint; the caller may join near ranges. A
+        range is returned by every call until its bytes arrive.
         """
         used = self._shares.get(share_number)
         if used is None:
@@ -117,8 +117,8 @@ class VersionReader:
 
     def block(self, share_number: int, segment: int) -> Block | None:
         """
-        Return one share's stored block with the hash that it must have; None if it is bad or has not
-        arrived.
+        Return one share's stored block, with the hash that it must have. None if the share is bad or the
+        bytes have not arrived.
         """
         used = self._shares.get(share_number)
         if used is None:
@@ -141,7 +141,8 @@ class VersionReader:
 
     def job(self, segment: int, start: int = 0, end: int | None = None) -> MutableSegmentJob | None:
         """
-        Return the job that restores a segment, or None while fewer than k verified blocks have arrived.
+        Return the job that restores a segment, or None while fewer than k shares have its block and the
+        block's hash.
 
         Args:
             start, end: which of the segment's bytes to return; by default all.
@@ -159,12 +160,12 @@ class VersionReader:
 
     def finish(self, result: SegmentResult) -> list[Buffer] | None:
         """
-        Accept the result of a job: return its bytes in pieces, and release the segment's blocks.
+        Accept the result of a job, release the segment's blocks, and return its bytes in pieces.
 
-        None if some of its blocks were wrong; their shares are in ``corrupt`` and are not used any more.
+        None if some blocks were wrong; their shares are then listed in ``corrupt`` and not used any more.
 
         Raises:
-            CorruptionError: the file itself is inconsistent, by its author's fault; no share number.
+            CorruptionError: the author wrote an inconsistent file; the error names no share.
         """
         segment = result.segment
         for number in result.bad_shares:
@@ -180,7 +181,7 @@ class VersionReader:
         return result.plaintext
 
     def condemn_block(self, share_number: int, segment: int) -> None:
-        """Record that a block was found to be wrong, and stop using its share."""
+        """Record that a share's block was found to be wrong, and stop using the share."""
         used = self._shares.get(share_number)
         if used is not None:
             offset = self._stored(used.share, segment, segment + 1)[0]
@@ -195,7 +196,7 @@ class VersionReader:
         """
         Release the blocks of all segments, since the reader was interrupted.
 
-        What it was doing may refer to itself, and so be in memory for long.
+        Objects of an interrupted reader may form a reference cycle, and so stay in memory for a long time.
         """
         self._release(0, self.version.geometry.num_segments)
 
@@ -205,9 +206,9 @@ class VersionReader:
 
     def whole(self) -> bytes | None:
         """
-        Return all the plaintext if all of it has arrived, else None; for small files.
+        Return the whole plaintext if enough bytes have arrived, else None. For small files.
 
-        Shares that prove bad are left out; see ``corrupt``.
+        Shares that prove bad are not used any more, and listed in ``corrupt``.
 
         Raises:
             CorruptionError: as ``finish``.
@@ -224,7 +225,10 @@ class VersionReader:
         return b"".join(made)
 
     def prove_share(self, share_number: int) -> bool:
-        """Return whether a share's root is verified; False while it has not arrived, or if it is bad."""
+        """
+        Return whether the root of a share's block hash tree is verified. False while it has not arrived, or
+        if the share is bad.
+        """
         used = self._shares.get(share_number)
         if used is None:
             return False
@@ -235,7 +239,9 @@ class VersionReader:
             return False
 
     def _prove(self, used: _InUse) -> list[Range]:
-        """Verify the share's leaf if possible; return the ranges that are missing for that."""
+        """
+        Verify the root of the share's block hash tree if possible; return the ranges that must arrive first.
+        """
         if used.tree is not None:
             return []
         share = used.share
@@ -277,13 +283,13 @@ class VersionReader:
 
 def share_leaf(share: MutableShare, version: Version) -> bytes:
     """
-    Return the root of a share's block hash tree, after verifying by its chain that it belongs to the
-    version.
+    Return the root of a share's block hash tree, after verifying with the share hash chain that it belongs to
+    the version.
 
     Chain and root must have arrived.
 
     Raises:
-        CorruptionError: they do not lead to the version's root hash.
+        CorruptionError: chain and root do not lead to the version's root hash.
     """
     root = share.read(Part.TREE_ROOT)
     leaf_node = hash_tree.leaf_node(version.total_shares, share.number)
@@ -301,8 +307,8 @@ class MutableSegmentJob(NamedTuple):
 
     Attributes:
         readkey: None to return the ciphertext.
-        salt: the version's, for SDMF; b"" for MDMF, where each stored block begins with it.
-        blocks: exactly k, of different shares, each with its salt for MDMF, and its verified hash.
+        salt: for SDMF the version's salt; b"" for MDMF, where each stored block begins with its salt.
+        blocks: exactly k stored blocks of different shares, each with its verified hash.
         start, end: which plaintext bytes of the segment to return.
     """
 
@@ -315,7 +321,7 @@ class MutableSegmentJob(NamedTuple):
     end: int
 
     def __repr__(self) -> str:
-        """Without the key: logs may contain it."""
+        """Return a short form without the key, since logs may contain it."""
         return f"MutableSegmentJob({self.segment}, ...)"
 
     def run(self) -> SegmentResult:

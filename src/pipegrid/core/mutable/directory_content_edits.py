@@ -1,6 +1,6 @@
 """
-The content of read-write directories: entries, encrypted write caps, and merging; and edits, which can be
-applied again: links, unlinks, renames and metadata.
+The content of read-write directories: entries, encrypted write caps, and merging of two versions. Also edits
+(links, unlinks, renames and metadata), which can be applied again to a newer version.
 
 Source: the format reference for mutable files, section 7; that of trees, sections 3 and 7.4.
 """
@@ -33,8 +33,8 @@ from pipegrid.core.text import composed
 from pipegrid.errors import CapError, ChildExists, DirectoryError, NoSuchChild, UsageError
 
 # The write caps of children are encrypted so that only writers of the directory can read them. The key is
-# derived from the directory's write key and a salt, and the salt from the cap itself, so equal caps give
-# equal bytes. The stored checksum is not verified: the directory's signature covers it.
+# derived from the directory's write key and a salt. The salt is derived from the child's cap, so equal caps
+# give equal bytes. The stored checksum is not verified, since the directory's signature covers it.
 
 _SALT = Tag(b"allmydata_dirnode_child_rwcap_to_salt_v1")
 _KEY = Tag(b"allmydata_mutable_writekey_and_salt_to_dirnode_child_capkey_v1")
@@ -44,11 +44,11 @@ _LEAST_BYTES = _SALT_BYTES + HASH_BYTES
 
 def encrypt_write_cap(cap_text: str, writekey: bytes) -> bytes:
     """
-    Return the encrypted write cap of a child: 48 bytes longer than the cap, never empty.
+    Return the encrypted write cap of a child. The result is 48 bytes longer than the cap, and never empty.
 
     Args:
         cap_text: the write cap, or "" for none.
-        writekey: 16 bytes, the directory's own.
+        writekey: 16 bytes, the write key of the directory.
     """
     text = cap_text.encode("utf-8")
     salt = _SALT.hash(text)[:_SALT_BYTES]
@@ -59,8 +59,11 @@ def encrypt_write_cap(cap_text: str, writekey: bytes) -> bytes:
 
 
 def decrypt_write_cap(rw_data: bytes, writekey: bytes) -> str | None:
-    """Return a child's write cap, "" if it has none, or None if it was not encrypted for this directory."""
-    if len(rw_data) <= _LEAST_BYTES:  # encrypted nothing has that length
+    """
+    Return a child's write cap, "" if the child has none, or None if the cap was not encrypted for this
+    directory.
+    """
+    if len(rw_data) <= _LEAST_BYTES:  # an encrypted empty cap has that length
         return "" if len(rw_data) in (0, _LEAST_BYTES) else None
     salt, ciphertext = rw_data[:_SALT_BYTES], rw_data[_SALT_BYTES:-HASH_BYTES]
     try:
@@ -70,14 +73,18 @@ def decrypt_write_cap(rw_data: bytes, writekey: bytes) -> str | None:
 
 
 def open_write_cap(rw_data: bytes, writekey: bytes) -> Cap | None:
-    """Return a child's write cap; None if it has none, or it was not encrypted for this directory."""
+    """
+    Return a child's write cap; None if the child has none, or if the cap was not encrypted for this
+    directory.
+    """
     text = decrypt_write_cap(rw_data, writekey)
     if not text:
         return None
     try:
         return parse_cap(text)
     except CapError:
-        # One bad child must not hide the others; an unknown cap can at least be shown.
+        # A malformed cap of one child must not make the directory unreadable; an ``UnknownCap`` can at least
+        # be shown.
         return UnknownCap(text)
 
 
@@ -89,38 +96,43 @@ def _xored(key: bytes, value: int) -> bytes:
     return bytes(byte ^ value for byte in key)
 
 
-# An entry is parsed only when needed. An unchanged one is written back byte for byte, whatever it contains:
-# caps of unknown kinds, caps that break their own promise, metadata that is not JSON. Only an entry without
-# a name is an error, since then it is no directory.
+# An entry is parsed only when its fields are needed. An unchanged entry is written back byte for byte,
+# whatever it contains: caps of unknown kinds, caps that grant more than their prefix says, metadata that is
+# not JSON. Only an entry without a name is an error, since no directory has one.
 
 MAX_DIRECTORY_BYTES = 64 << 20
-"""A directory is read, held and written as a whole; this is the size of one with some 200,000 children."""
+"""
+The largest directory in bytes, about that of 200,000 children. There is a limit since a directory is read,
+held and written as a whole.
+"""
 
 MAX_ENTRIES = 1 << 20
 
 MAX_METADATA_BYTES = 1 << 16
-"""The limit for one entry."""
+"""The maximum length of one entry's metadata."""
 
 MAX_METADATA_DEPTH = 100
 
 MEMORY_MULTIPLE = 32
-"""An unpacked directory takes at most this many times its bytes; the worst case is the shortest entries."""
+"""
+An unpacked directory takes at most this many times its packed bytes in memory; most for the shortest entries.
+"""
 
 
 class LazyEntry(NamedTuple):
     """
-    One child as it is stored in the directory; parsed when an attribute is read.
+    One child as it is stored in the directory; each attribute is parsed when it is read.
 
     Attributes:
-        name: composed (NFC).
-        stored: its four stored fields.
+        name: the name, composed (NFC).
+        stored: the entry's four fields, as stored.
     """
 
     name: str
     stored: bytes
 
     def __repr__(self) -> str:
-        """Without the caps: logs contain it."""
+        """Return a short form without the caps, since logs may contain it."""
         return f"LazyEntry({self.name!r}, ...)"
 
     @property
@@ -133,7 +145,7 @@ class LazyEntry(NamedTuple):
         Return the write cap of the child, or None if it has none.
 
         Args:
-            writekey: 16 bytes, the directory's own.
+            writekey: 16 bytes, the write key of the directory.
         """
         return open_write_cap(self.rw_data, writekey)
 
@@ -145,18 +157,19 @@ class LazyEntry(NamedTuple):
     @property
     def metadata(self) -> dict[str, Any] | None:
         """
-        A JSON object, a new one each time; None if the stored metadata is not one, or exceeds the limits.
+        The metadata as a new JSON object each time; None if the stored metadata is not an object, or exceeds
+        the limits.
         """
         return parse_metadata(entry_fields(self.stored)[3])
 
 
 class OpenDirectory(NamedTuple):
     """
-    A parsed directory that several edits are applied to before it is packed again.
+    A parsed directory to which several edits are applied before it is packed again.
 
     Attributes:
-        entries: by name; must not be changed.
-        size: its length in bytes when packed.
+        entries: the entries by name; this mapping must not be changed.
+        size: the length of the packed directory in bytes.
     """
 
     entries: Mapping[str, LazyEntry]
@@ -164,13 +177,14 @@ class OpenDirectory(NamedTuple):
 
     @classmethod
     def of(cls, data: bytes) -> OpenDirectory:
-        """Parse a directory; raises as ``unpack_entries`` does."""
+        """Parse a directory; raises the same errors as ``unpack_entries``."""
         entries = unpack_entries(data)
         return cls(entries, sum(map(_packed_bytes, entries.values())))
 
     def changed(self, entries: Mapping[str, LazyEntry], names: Iterable[str]) -> OpenDirectory:
         """
-        Return the directory with these entries, which may differ in ``names`` only; itself if none differs.
+        Return a directory with ``entries``, which differ from the present entries in ``names`` only; this
+        directory itself if none differs.
         """
         size, is_same = self.size, True
         for name in set(names):
@@ -187,10 +201,11 @@ def _packed_bytes(entry: LazyEntry) -> int:
 
 def unpack_entries(data: bytes) -> dict[str, LazyEntry]:
     """
-    Return the entries by name, in ascending order of names; of several with the same name the last.
+    Return the entries by name, in ascending order of names. Of several entries with the same name, the last
+    one counts.
 
     Raises:
-        DirectoryError: data is not a directory, or is larger than one may be.
+        DirectoryError: data is not a directory, or is too large.
     """
     if len(data) > MAX_DIRECTORY_BYTES:
         raise DirectoryError(
@@ -215,7 +230,10 @@ def pack_entries(entries: Mapping[str, LazyEntry]) -> bytes:
 
 
 def parse_metadata(data: bytes) -> dict[str, Any] | None:
-    """Return the JSON object that data contains, or None if it is not one, too long or too deep."""
+    """
+    Return the JSON object that data contains. None if data is not a JSON object, too long, or nested too
+    deep.
+    """
     if len(data) > MAX_METADATA_BYTES or _is_too_deep(data):
         return None
     try:
@@ -226,7 +244,7 @@ def parse_metadata(data: bytes) -> dict[str, Any] | None:
 
 
 def _is_too_deep(data: bytes) -> bool:
-    """Return whether brackets outside strings are nested too deep."""
+    """Return whether brackets outside strings are nested deeper than ``MAX_METADATA_DEPTH``."""
     if data.count(b"[") + data.count(b"{") <= MAX_METADATA_DEPTH:
         return False
     depth = 0
@@ -246,16 +264,17 @@ def _is_too_deep(data: bytes) -> bool:
     return False
 
 
-# Merging of two versions of a directory, neither of which was made from the other.
+# Merging of two versions of a directory, neither of which was derived from the other.
 
 
 def merge_directories(first: bytes, second: bytes) -> bytes:
     """
-    Return the directory with the entries of both; of two with the same name, the one linked later.
+    Return the directory with the entries of both versions. Of two entries with the same name, the one linked
+    later is kept.
 
-    For two versions with one sequence number, both of which were reported as stored. A child that only one
-    of them has unlinked exists again: an extra entry is better than a lost one. The order of the arguments
-    does not matter.
+    This is for two versions with one sequence number, both of which were reported as stored. A child that
+    only one of them has unlinked exists again: an extra entry is better than a lost one. The order of the
+    arguments does not matter.
 
     Raises:
         DirectoryError: one of them is not a directory.
@@ -270,17 +289,19 @@ def merge_directories(first: bytes, second: bytes) -> bytes:
 
 def content_if_applied(before: bytes, after: bytes, current: bytes) -> bytes | None:
     """
-    Return the current content if the edits have taken effect in it, else None: then apply them again.
+    Return the current content if the edits have taken effect in it. Return None if not: then the edits must
+    be applied again.
 
-    They have if an entry is byte for byte as they made it, since it contains the time. Later changes of the
-    same names by others stay, also a link in place of a child that was removed. Only entries that equal
-    those before the edits have come back by a merge, and are removed again.
+    The edits have taken effect if any entry is byte for byte as they made it; this is unambiguous since an
+    entry contains its time. What others changed later under the same names is kept, including a new link in
+    place of a removed child. If an entry is the same as before the edits, a merge has brought it back; then
+    the change of this entry is made again.
 
     Args:
         before, after: the directory before and after the edits.
 
     Raises:
-        DirectoryError: one of them is not a directory.
+        DirectoryError: an argument is not a directory.
     """
     old, new, entries = map(unpack_entries, (before, after, current))
     changed = [name for name in old.keys() | new.keys() if old.get(name) != new.get(name)]
@@ -296,9 +317,10 @@ def content_if_applied(before: bytes, after: bytes, current: bytes) -> bytes | N
 
 def later(now: float, replaced: LazyEntry | None) -> float:
     """
-    Return the time of a new link: later than that of the one it replaces.
+    Return the time of a new link: ``now``, but always later than the time of the link that it replaces.
 
-    Otherwise a link made in the same moment, or with a wrong clock, would return in a merge.
+    Otherwise, after two links in the same moment or with a wrong clock, a merge would bring back the replaced
+    link.
     """
     return now if replaced is None else max(now, math.nextafter(_linked_at(replaced), math.inf))
 
@@ -318,20 +340,25 @@ def is_time(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15
 
 
-# Edits are values, so they can be applied again: after an uncoordinated write, the writer reads the
-# directory again and applies the same edits, and no change is lost. All edits of one call take effect
-# together, or none.
+# Edits are values, so they can be applied again: after an uncoordinated write, the writer reads the directory
+# again and applies the same edits, and no change is lost. All edits of one call take effect together, or none
+# does.
 #
-# The current content may contain them already, if a version was stored without its writer learning it and
-# another writer built on it. Applying renames twice would exchange two names back, so ``content_if_applied``
-# checks this first.
+# The current content may contain the edits already, if a version was stored without its writer learning this,
+# and another writer built on that version. Applying such renames twice would swap two exchanged names back,
+# so ``content_if_applied`` checks this first.
 
 MAX_NAME_BYTES = 32 << 10
-"""For names that are written, in UTF-8; readers reject a directory with a longer one."""
+"""
+The maximum length of a name that is written, in bytes of UTF-8. Listing a directory with a longer name fails.
+"""
 
 
 MAX_CHILDREN = 200_000
-"""The limit for writing, for the same reason; a directory with more children can only lose some."""
+"""
+The maximum number of children after an edit, since listing a directory with more fails. A directory that has
+more already can only lose some.
+"""
 
 
 _READ_ONLY, _IMMUTABLE = "ro.", "imm."
@@ -348,15 +375,15 @@ class Link:
     Put a child into the directory.
 
     Attributes:
-        name: any text; composed when it is applied.
-        cap: of the child; a write cap is stored with its read cap. An ``UnknownCap`` without a prefix
-            counts as a write cap, and then ``read_cap`` must be given; an empty one is a child of which no
-            cap is known.
-        read_cap: only with an unknown ``cap``.
-        metadata: replaces that of an existing child, except the times of linking; None to keep
-            it. With ``no-write`` in it only the read cap is stored.
-        replace: whether a child of this name may exist.
-        replace_directory: whether that may be a directory.
+        name: any text; it is composed (NFC) when the edit is applied.
+        cap: the child's cap; a write cap is stored along with its read cap. An ``UnknownCap`` without a
+            prefix counts as a write cap, and then ``read_cap`` must be given. An ``UnknownCap`` of an empty
+            text makes an entry without a cap.
+        read_cap: needed only with an unknown ``cap``.
+        metadata: replaces the metadata of an existing child, except the times of linking; None keeps the
+            metadata. If it has ``no-write``, only the read cap is stored.
+        replace: whether the link may replace an existing child of this name.
+        replace_directory: whether the link may replace a directory.
     """
 
     name: str
@@ -383,11 +410,11 @@ class Unlink:
 @attrs.frozen
 class Rename:
     """
-    Give a child another name; caps and metadata stay, the times of linking are new.
+    Give a child another name. Caps and metadata stay the same, except that the times of linking are new.
 
     Attributes:
-        replace: whether a child with the new name may exist.
-        replace_directory: whether that may be a directory.
+        replace: whether an existing child with the new name may be replaced.
+        replace_directory: whether a directory with the new name may be replaced.
     """
 
     old: str
@@ -399,10 +426,10 @@ class Rename:
 @attrs.frozen
 class SetMetadata:
     """
-    Set keys of the metadata of a child; its caps and the other keys stay.
+    Set keys of a child's metadata. Its caps and the keys that are not given stay the same.
 
     Attributes:
-        changes: keys and values; ``tahoe``, the times of linking, is ignored.
+        changes: keys and values; the key ``tahoe`` (the times of linking) is ignored.
     """
 
     name: str
@@ -416,14 +443,14 @@ def apply_edits(
     data: bytes, edits: Sequence[Edit], writekey: bytes, now: float, repeated: bool = False
 ) -> bytes:
     """
-    Return the directory's bytes after the edits, in their order.
+    Return the directory's bytes after applying the edits in their order.
 
     Args:
         data: the directory; entries that no edit names are copied byte for byte.
-        writekey: 16 bytes, the directory's own.
+        writekey: 16 bytes, the write key of the directory.
         now: seconds since 1970.
-        repeated: the same edits may have taken effect before, so a child to unlink may be missing, and one
-            to link or rename may exist.
+        repeated: the same edits may have taken effect before. So it is no error if a child to unlink is
+            missing, or a child to link or rename exists.
 
     Raises:
         DirectoryError: data is not a directory.
@@ -440,7 +467,7 @@ def edited(
     now: float,
     repeated: bool = False,
 ) -> OpenDirectory:
-    """Return a changed copy of a directory; otherwise as ``apply_edits``."""
+    """Return a changed copy of a parsed directory; arguments and errors are those of ``apply_edits``."""
     entries = dict(before.entries)
     most = max(MAX_CHILDREN, len(entries))
     for number, edit in enumerate(edits):
@@ -497,13 +524,13 @@ def _may_replace(edit: Link | Rename, old: LazyEntry) -> bool:
 
 def pack_new(links: Sequence[Link], writekey: bytes) -> bytes:
     """
-    Return the bytes of a directory that is created with its children, whose metadata are as given.
+    Return the bytes of a new directory with these children. Their metadata are stored as given.
 
-    Of several children with one name the last counts. With ``no-write`` in its metadata a child is stored
-    with its read cap only.
+    Of several children with one name, the last one counts. A child with ``no-write`` in its metadata is
+    stored with its read cap only.
 
     Raises:
-        UsageError: a child cannot be stored, or there are too many.
+        UsageError: a child cannot be stored, or there are too many children.
     """
     entries: dict[str, LazyEntry] = {}
     for link in links:
@@ -540,7 +567,8 @@ def new_entry(link: Link, writekey: bytes) -> LazyEntry:
     """
     Return an entry with metadata exactly as given, without times of linking.
 
-    For directories that are created with their children; the caller handles ``no-write``.
+    This is for directories that are created along with their children. ``no-write`` in the metadata has no
+    effect here; the caller handles it.
 
     Raises:
         UsageError: the child cannot be stored.
@@ -563,7 +591,8 @@ def _of_fields(name: str, *fields: bytes) -> LazyEntry:
 
 def _is_passed_on(entries: dict[str, LazyEntry], edit: Rename, later: Sequence[Edit]) -> bool:
     """
-    Return whether a child may have been renamed before, and removed from its new name by a later edit.
+    Return whether an earlier attempt may have renamed the child and then removed it from its new name by one
+    of the ``later`` edits.
     """
     old, new = composed(edit.old), composed(edit.new)
     takers = (_names_of(each)[0] for each in later if isinstance(each, (Unlink, Rename)))
@@ -594,7 +623,7 @@ def _rename(entries: dict[str, LazyEntry], edit: Rename, now: float, repeated: b
 
 
 def _stored_caps(edit: Link) -> tuple[str, str]:
-    """Return the write cap ("" for none) and the read cap to store."""
+    """Return the write cap ("" for none) and the read cap that an entry stores."""
     cap, read_cap = edit.cap, edit.read_cap
     if not isinstance(cap, UnknownCap):
         if read_cap is not None and str(read_cap) != str(cap.readonly()):
@@ -632,7 +661,9 @@ def _unknown_read_text(name: str, text: str) -> str:
 def _linked_metadata(
     old: LazyEntry | None, given: dict[str, Any] | None, now: float
 ) -> dict[str, Any]:
-    """Return the metadata of a child that is linked now, replacing an old one if given."""
+    """
+    Return the metadata of a child that is linked now. ``old`` is the entry that the link replaces, if any.
+    """
     before = (old.metadata if old is not None else None) or {}
     if given is None:
         metadata = dict(before)
@@ -641,7 +672,7 @@ def _linked_metadata(
     times = before.get("tahoe")
     created = times.get("linkcrtime") if isinstance(times, dict) else None
     if not is_time(created):
-        created = before.get("ctime")  # written before 2009
+        created = before.get("ctime")  # entries written before 2009 have it
     if not is_time(created):
         created = now
     metadata["tahoe"] = _times(times, created, now)
@@ -649,7 +680,7 @@ def _linked_metadata(
 
 
 def _times(old: object, created: Any, modified: float) -> dict[str, Any]:
-    """Return the ``tahoe`` object with these times; its other fields stay."""
+    """Return the ``tahoe`` object with these times; other fields of ``old`` stay."""
     times = dict(old) if isinstance(old, dict) else {}
     times["linkcrtime"] = created
     times["linkmotime"] = modified
@@ -661,7 +692,7 @@ def name_bytes(name: str) -> bytes:
     Return a composed name as an entry stores it.
 
     Raises:
-        UsageError: it cannot be stored.
+        UsageError: the name cannot be stored.
     """
     try:
         data = name.encode("utf-8")
@@ -678,7 +709,7 @@ def name_bytes(name: str) -> bytes:
 
 def _metadata_bytes(name: str, metadata: dict[str, Any], strict: bool) -> bytes:
     try:
-        # Metadata from other writers is kept, even with infinity, which JSON does not allow.
+        # Metadata from other writers is kept even if it has infinite numbers, which JSON does not allow.
         data = json.dumps(metadata, allow_nan=not strict).encode("ascii")
     except (TypeError, ValueError, RecursionError) as error:
         raise _unlinkable(name, f"its metadata cannot be written as JSON ({error})") from None

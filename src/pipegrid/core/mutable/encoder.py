@@ -1,5 +1,5 @@
 """
-Encodes a new version of a mutable file into shares, segment by segment or in one call.
+Encoder that turns a new version of a mutable file into shares, segment by segment or in one call.
 
 Source: the format reference for mutable files, sections 2 to 5.
 """
@@ -18,8 +18,8 @@ from pipegrid.core.mutable.mutable_share import Header, new_sections
 from pipegrid.core.mutable.versions import SALT_BYTES, Format, MutableGeometry, Version
 from pipegrid.core.stream_cipher import StreamCipher
 
-# The segment as a whole has no hash, unlike in immutable files: if its writer signed shares that do not
-# belong together, readers notice that only if the salts differ.
+# Unlike in immutable files, a segment as a whole has no hash. If the writer signed shares that do not belong
+# together, readers notice this only if the salts differ.
 
 
 class MutableSegment(NamedTuple):
@@ -27,9 +27,10 @@ class MutableSegment(NamedTuple):
     One segment after encryption and erasure coding.
 
     Attributes:
-        number: of the segment in the file, from 0.
-        block_hashes: 32 bytes for each of the n blocks (with their salts, for MDMF).
-        blocks: for each requested share the stored bytes: the salt (MDMF) and the block, in pieces.
+        number: the segment's number in the file, from 0.
+        block_hashes: 32 bytes for each of the n blocks; for MDMF, over salt and block.
+        blocks: by share number, for each requested share, the stored bytes in pieces: the salt (MDMF only)
+            and the block.
     """
 
     number: int
@@ -37,7 +38,7 @@ class MutableSegment(NamedTuple):
     blocks: dict[int, tuple[Buffer, ...]]
 
     def __repr__(self) -> str:
-        """Without the blocks, which are long."""
+        """Return a short form without the blocks, which are long."""
         return f"MutableSegment({self.number}, ...)"
 
 
@@ -50,12 +51,13 @@ def code_segment(
     shares: Set[int] | None = None,
 ) -> MutableSegment:
     """
-    Encrypt, erasure-code and hash one segment; pure, for any thread and in any order.
+    Encrypt, erasure-code and hash one segment. Has no side effects, so it may run in any thread and order.
 
     Args:
         plaintext: exactly ``geometry.segment_length(index)`` bytes, whole or in pieces; not kept.
         salt: 16 new random bytes; for SDMF the salt of the version.
-        shares: those whose blocks are kept, by default all; all hashes are computed in any case.
+        shares: the share numbers whose blocks are kept, by default all. The hashes of all blocks are computed
+            in any case.
     """
     k, n = geometry.required_shares, geometry.total_shares
     length, block_bytes = geometry.segment_length(index), geometry.block_length(index)
@@ -84,9 +86,9 @@ def code_segment(
     )
 
 
-# ``encode`` does all of it in one call, for a worker thread. For many segments, call ``code_segment`` in
-# any threads, and then ``assemble``, which hashes, signs and lays out. Blocks are never joined or copied: a
-# share's write is a list of buffers.
+# ``encode`` makes a whole version in one call, for a worker thread. For many segments, call ``code_segment``
+# in any threads, and then ``assemble``, which hashes, signs and lays out the segments. Blocks are never
+# joined or copied: the write of a share is a list of buffers.
 
 
 class EncodedVersion(NamedTuple):
@@ -94,11 +96,11 @@ class EncodedVersion(NamedTuple):
     A version that is ready to be written.
 
     Attributes:
-        version: with its root hash.
-        writes: for each requested share, what to write, in ascending order of offsets, disjoint, all in one
-            read-test-write. For a whole share (``encode``) this is everything from byte 0 on, except MDMF's
-            gap before the blocks; for an update only what changes.
-        share_bytes: where each share ends; older bytes after that do not matter.
+        version: the version, with its root hash.
+        writes: for each requested share, its writes, disjoint and in ascending order of offsets; a share's
+            writes go into one read-test-write. From ``encode`` they are everything from byte 0 on, except
+            MDMF's gap before the blocks; from an update, only the changes.
+        share_bytes: where each share ends; any older bytes after that are ignored.
     """
 
     version: Version
@@ -106,7 +108,7 @@ class EncodedVersion(NamedTuple):
     share_bytes: int
 
     def share(self, share_number: int) -> bytes:
-        """Return a whole share, joined; for small ones and tests."""
+        """Return the bytes of a whole share. For small shares and tests."""
         data = bytearray(self.share_bytes)
         for write in self.writes[share_number]:
             at = write.offset
@@ -125,7 +127,8 @@ def encode(
     shares: Set[int] | None = None,
 ) -> EncodedVersion:
     """
-    Encrypt, code, hash and sign a whole file; pure except for the signature, which is different each time.
+    Encrypt, code, hash and sign a whole file. Has no side effects; only the signature differs from call to
+    call.
 
     Args:
         content: exactly ``geometry.size`` bytes, whole or in pieces; only read.
@@ -154,11 +157,12 @@ def assemble(
     shares: Set[int] | None = None,
 ) -> EncodedVersion:
     """
-    Hash, sign and lay out coded segments, all of them and in order.
+    Hash, sign and lay out coded segments.
 
     Args:
-        salt: the version's for SDMF, b"" for MDMF.
-        shares: as for ``encode``; the coded segments contain the blocks of these.
+        coded: all segments, in order.
+        salt: the version's salt for SDMF, b"" for MDMF.
+        shares: the share numbers to write, by default all n; the coded segments must contain their blocks.
     """
     n = geometry.total_shares
     assert [segment.number for segment in coded] == list(range(geometry.num_segments))
@@ -196,8 +200,10 @@ def sign_version(
     salt: bytes,
 ) -> tuple[Version, bytes, list[bytes]]:
     """
-    Return the version, its signature, and the share hash chain of each share, from the root hashes of the n
-    block hash trees.
+    Return the version, its signature, and the share hash chain of each share.
+
+    Args:
+        block_roots: the root hashes of the n block hash trees.
     """
     n = geometry.total_shares
     share_tree = hash_tree.build(block_roots)
@@ -216,7 +222,12 @@ def sign_version(
 def joined_writes(
     number: int, parts: Sequence[tuple[int, Sequence[Buffer]]]
 ) -> tuple[ShareWrite, ...]:
-    """Return writes of these parts, (offset, pieces), in order; adjacent parts are joined."""
+    """
+    Return the writes of these parts, ordered by offset; adjacent parts become one write.
+
+    Args:
+        parts: the offset and the pieces of each part.
+    """
     joined: list[tuple[int, list[Buffer]]] = []
     end = -1
     for offset, pieces in sorted(parts, key=lambda part: part[0]):

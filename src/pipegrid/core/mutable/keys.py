@@ -27,18 +27,19 @@ _EXPONENT = 65537
 PUBLIC_KEY_BYTES = (292, 294)
 """
 The possible lengths of an RSA-2048 public key in DER. Writers before 2019 used the exponent 17, which takes
-two bytes less.
+two bytes fewer.
 """
 
 MAX_PRIVATE_KEY_BYTES = 1280
-"""PKCS#8 takes 1214 to 1220 bytes for RSA-2048; longer ones are not read."""
+"""PKCS#8 takes 1214 to 1220 bytes for RSA-2048; longer keys are not read."""
 
 MIN_PRIVATE_KEY_BYTES = 1024
 
-# PKCS#8 of any RSA key after its four bytes of tag and length: a version, and the algorithm.
+# The start of any RSA key in PKCS#8, after the four bytes of tag and length: a version, and the algorithm.
 _PKCS8_RSA = bytes.fromhex("020100300d06092a864886f70d0101010500")
 
-# SubjectPublicKeyInfo of RSA-2048: only the modulus varies, so size and exponent are checked as bytes.
+# The SubjectPublicKeyInfo of RSA-2048 keys differs only in the modulus, so key size and exponent are checked
+# by comparing bytes.
 _RSA = bytes.fromhex("300d06092a864886f70d0101010500")
 _PUBLIC_SHAPES = {
     294: (
@@ -57,17 +58,17 @@ _DATAKEY = Tag(b"allmydata_mutable_readkey_to_datakey_v1")
 
 
 def data_key(salt: bytes, readkey: bytes) -> bytes:
-    """Return the 16-byte key of the segment (SDMF: of the version) with this salt."""
+    """Return the 16-byte encryption key of the segment (SDMF: of the version) with this salt."""
     return _DATAKEY.hash_pair(salt, readkey)[:KEY_BYTES]
 
 
 def fingerprint(public_der: bytes) -> bytes:
-    """Return the 32-byte hash of a public key; every cap of its file contains it."""
+    """Return the 32-byte hash of a public key; every cap of the key's file contains this hash."""
     return _FINGERPRINT.hash(public_der)
 
 
 class VerifyingKey:
-    """The public key of one file, verified by the fingerprint in a cap."""
+    """The public key of one file, which the fingerprint in a cap has verified."""
 
     __slots__ = ("_key",)
 
@@ -87,14 +88,13 @@ class VerifyingKey:
 
 class SigningKey:
     """
-    The private key of one file, and all that is derived from it.
+    The private key of one file, and the keys and hashes that are derived from it.
 
-    The write key is a hash of the private key, the read key a hash of the write key, and the storage index
-    a hash of the read key (``MutableCap`` derives the last two). The fingerprint is a hash of the public
-    key.
+    The write key is a hash of the private key, the read key a hash of the write key, and the storage index a
+    hash of the read key (``MutableCap`` derives the last two). The fingerprint is a hash of the public key.
 
     Attributes:
-        der: PKCS#8 PrivateKeyInfo, as its author made it.
+        der: PKCS#8 PrivateKeyInfo, as the file's author made it.
         public_der: SubjectPublicKeyInfo.
         writekey: 16 bytes, the secret of a write cap.
         readkey: 16 bytes.
@@ -130,11 +130,13 @@ class SigningKey:
         self.storage_index = cap.storage_index
 
     def cap(self, format: Format) -> MutableCap:
-        """Return the write cap of the file with this key."""
+        """Return the write cap of the file that this key belongs to."""
         return MutableCap(format.cap_kind, "write", self.writekey, self.fingerprint)
 
     def sign(self, signed: bytes) -> bytes:
-        """Return a signature, 256 bytes, different each time; takes about a millisecond."""
+        """
+        Return a signature of 256 bytes, which differs from call to call. This takes about a millisecond.
+        """
         return self._key.sign(signed, *_signature_scheme())
 
     def verifying(self) -> VerifyingKey:
@@ -143,7 +145,7 @@ class SigningKey:
 
 
 def _signature_scheme() -> tuple[PSS, SHA256]:
-    """Return the padding and the hash of signatures."""
+    """Return the padding and the hash that signatures use."""
     from cryptography.hazmat.primitives.asymmetric.padding import MGF1, PSS
     from cryptography.hazmat.primitives.hashes import SHA256
 
@@ -152,8 +154,8 @@ def _signature_scheme() -> tuple[PSS, SHA256]:
 
 def generate() -> SigningKey:
     """
-    Return the key pair of a new file; takes a tenth of a second or more without the GIL, so run it in a
-    worker thread.
+    Return the key pair of a new file. This takes a tenth of a second or more and releases the GIL, so run it
+    in a worker thread.
     """
     from cryptography.hazmat.primitives.asymmetric import rsa
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
@@ -169,11 +171,11 @@ def load_signing_key(der: bytes, proven: bool = False) -> SigningKey:
 
     Args:
         der: PKCS#8 PrivateKeyInfo, unencrypted.
-        proven: it hashes to a write cap's secret. Then its two factors are not tested for being primes,
-            which takes 50 ms; all the rest is checked.
+        proven: der hashes to a write cap's secret. Then the two factors are not tested for being primes,
+            since the test takes 50 ms; everything else is checked.
 
     Raises:
-        UsageError: it is not an RSA key of 2048 bits.
+        UsageError: der is not an RSA key of 2048 bits.
     """
     wrong = UsageError(
         f"this is not a private key of RSA with {KEY_BITS} bits in PKCS#8 form; give another"
@@ -194,10 +196,10 @@ def import_signing_key(der: bytes) -> SigningKey:
     Return the key pair that a user brings for a new file.
 
     Args:
-        der: of an RSA key, in PKCS#1 or PKCS#8 form, unencrypted.
+        der: an RSA key in PKCS#1 or PKCS#8 form, unencrypted.
 
     Raises:
-        UsageError: it is not an RSA key of 2048 bits.
+        UsageError: der is not an RSA key of 2048 bits.
     """
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
@@ -213,7 +215,7 @@ def import_signing_key(der: bytes) -> SigningKey:
 
 
 def _parse_rsa_key(der: bytes, wrong: UsageError, proven: bool = False) -> RSAPrivateKey:
-    """Return an RSA key in any form; raises ``wrong`` if it is none."""
+    """Return an RSA key in any form that the library reads; raise ``wrong`` if der is no RSA key."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
     from cryptography.hazmat.primitives.serialization import load_der_private_key
@@ -232,7 +234,7 @@ def load_verifying_key(public_der: bytes, cap: MutableCap, share_number: int) ->
     Return the public key that a share holds, after comparing it with the cap's fingerprint.
 
     Raises:
-        CorruptionError: it is another key, or not a valid one; names the share, no offset.
+        CorruptionError: the key is another one, or not valid; the error names the share, but no offset.
     """
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
     from cryptography.hazmat.primitives.serialization import load_der_public_key
@@ -252,7 +254,7 @@ def load_verifying_key(public_der: bytes, cap: MutableCap, share_number: int) ->
         raise wrong
     try:
         key = load_der_public_key(public_der)
-    except ValueError:  # an even modulus
+    except ValueError:  # the modulus is even
         raise wrong from None
     assert isinstance(key, RSAPublicKey)
     return VerifyingKey(key)
@@ -266,7 +268,7 @@ def open_signing_key(encrypted: bytes, cap: MutableCap, share_number: int) -> Si
         cap: a write cap.
 
     Raises:
-        CorruptionError: the key does not match the cap's write key or fingerprint; names the share.
+        CorruptionError: the key does not match the cap's write key or fingerprint; the error names the share.
     """
     assert cap.access == "write", "only a write cap opens the private key"
     der = applied(cap.secret, encrypted)
@@ -294,7 +296,10 @@ def _writekey(der: bytes) -> bytes:
 
 
 def _is_whole(der: bytes) -> bool:
-    """Return whether these bytes start and end as a private key must; old libraries do not check this."""
+    """
+    Return whether these bytes have the start and the length of a private key; old libraries do not check
+    this.
+    """
     tag, length, rest = der[:2], int.from_bytes(der[2:4], "big"), der[4:]
     return tag == b"\x30\x82" and length == len(rest) and rest.startswith(_PKCS8_RSA)
 
@@ -324,7 +329,7 @@ def _can_sign(key: SigningKey) -> bool:
 
 
 def _has_known_shape(public_der: bytes) -> bool:
-    """Return whether this is the DER of a 2048-bit modulus with one of the two exponents."""
+    """Return whether this is the DER of a 2048-bit modulus with exponent 65537 or 17."""
     shape = _PUBLIC_SHAPES.get(len(public_der))
     if shape is None:
         return False

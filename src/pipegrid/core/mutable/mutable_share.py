@@ -1,6 +1,6 @@
 """
-One share of a mutable file: the layout of its header's offset table, in both formats, and the verification of
-its version.
+One share of a mutable file: the layout of its header's offset table for SDMF and MDMF, and the verification
+of its version.
 
 Source: the format reference for mutable files, sections 3, 4 and 5, step 2.
 """
@@ -36,7 +36,8 @@ MAX_HEADER_BYTES = 123
 
 MDMF_DATA_OFFSET = 2167
 """
-Where MDMF blocks start: after space for the largest keys and signature, and for the chain of 255 shares.
+Where MDMF blocks start: after space for the largest keys, the largest signature, and the share hash chain of
+255 shares.
 """
 
 
@@ -44,9 +45,9 @@ class Sections(NamedTuple):
     """
     The ranges [start, end) of the parts of one share, in bytes from the start of the share data.
 
-    The table is not signed. But the signed version determines the length of every section except the two
-    keys, which are bounded. So an inconsistent table is rejected before any part is read or memory is
-    spent.
+    The offset table that gives these ranges is not signed. But the signed version determines the length of
+    every section except the two keys, whose lengths are limited. So an inconsistent table is rejected before
+    any part is read and memory is used for it.
 
     Attributes:
         end: the share's end; bytes after it are left over from a longer version.
@@ -62,13 +63,16 @@ class Sections(NamedTuple):
 
 
 class Header(NamedTuple):
-    """The version that a share claims, and the offsets of its parts; neither is authenticated."""
+    """
+    The version that a share claims, and the offsets of its parts. Neither version nor offsets are
+    authenticated.
+    """
 
     version: Version
     sections: Sections
 
     def pack(self) -> bytes:
-        """Return the stored form: 107 or 123 bytes."""
+        """Return the stored form of the header: 107 bytes for SDMF, 123 for MDMF."""
         s = self.sections
         if self.version.format is Format.SDMF:
             offsets = _SDMF.pack(
@@ -82,10 +86,11 @@ class Header(NamedTuple):
 
 def parse_header(data: Buffer) -> Header | None:
     """
-    Return the header, or None while there are fewer bytes than ``header_bytes(data)``.
+    Return the header, or None if data is shorter than ``header_bytes(data)``.
 
     Raises:
-        ValueError: it is not a header, or its sections do not fit the version; the text continues "it is".
+        ValueError: data is not a header, or its sections do not fit the version; the text is to follow "it is
+            ".
     """
     version = parse_version(data)
     if version is None or len(data) < HEADER_BYTES[version.format]:
@@ -98,7 +103,7 @@ def parse_header(data: Buffer) -> Header | None:
         raise ValueError("one whose header names parts that overlap or are out of order")
     if version.format is Format.SDMF:
         public, signature, chain, tree, blocks, private = ranges
-    else:  # with unused space before the private key and the blocks
+    else:  # MDMF has unused space before the private key and before the blocks
         _, private, chain, signature, public, _, blocks, tree = ranges
     sections = Sections(public, signature, chain, tree, blocks, private, order[-1])
     _check_lengths(sections, version.geometry)
@@ -106,14 +111,14 @@ def parse_header(data: Buffer) -> Header | None:
 
 
 def header_bytes(data: Buffer) -> int:
-    """Return the header's length; the maximum until its first byte is known."""
+    """Return the header's length; the maximum length if data is empty."""
     return HEADER_BYTES[Format.SDMF] if len(data) and data[0] == 0 else MAX_HEADER_BYTES
 
 
 def new_sections(
     geometry: MutableGeometry, public_key_bytes: int, private_key_bytes: int
 ) -> Sections:
-    """Return where a writer puts the parts of a new share."""
+    """Return the ranges where a writer puts the parts of a new share."""
     chain, tree, data = geometry.chain_bytes, geometry.tree_bytes, geometry.data_bytes
     if geometry.format is Format.SDMF:
         public, signature, chain_at, tree_at, blocks, private = _one_behind_the_other(
@@ -152,7 +157,7 @@ def _check_lengths(sections: Sections, geometry: MutableGeometry) -> None:
 
 
 class Part(enum.Enum):
-    """The parts of a share by name; the values continue "the end of its"."""
+    """The parts of a share by name. In errors, the values follow "the end of its"."""
 
     HEADER = "header"
     PUBLIC_KEY = "public key"
@@ -164,16 +169,16 @@ class Part(enum.Enum):
 
 class MutableShare:
     """
-    The bytes of one share that have arrived, in any order and split, from one server.
+    The bytes of one share that have arrived from one server, in any order and in pieces of any size.
 
-    It says which ranges its parts are in, so that a reader can request them. Only the header is checked,
-    for consistency; ``VerifiedVersions`` verifies the version and ``VersionReader`` the rest. The reader
-    bounds memory by bounding what it requests.
+    ``range_of`` and ``missing`` return the ranges of the share's parts, so that a reader can request them.
+    Only the header is checked here, for consistency; ``VerifiedVersions`` verifies the version, and
+    ``VersionReader`` everything else. The reader limits memory by limiting what it requests.
 
     Attributes:
         number: the share number.
-        header: once it has arrived.
-        store: the bytes; kept until released.
+        header: None until it has arrived.
+        store: the bytes, which are kept until they are released.
     """
 
     __slots__ = ("header", "number", "store")
@@ -189,7 +194,7 @@ class MutableShare:
         Return a share whose bytes are all known.
 
         Raises:
-            CorruptionError: it has no good header.
+            CorruptionError: the share has no good header.
         """
         share = cls(number)
         share.answered(0, len(data) + 1, data)
@@ -197,7 +202,7 @@ class MutableShare:
 
     def answered(self, offset: int, length: int, data: Buffer) -> None:
         """
-        Store the answer to a read of ``length`` bytes; a shorter one means that the share ends there.
+        Store the response to a read of ``length`` bytes. A shorter response means that the share ends there.
 
         The buffer is kept by reference and must not change any more.
 
@@ -210,7 +215,7 @@ class MutableShare:
 
     def put(self, offset: int, data: Buffer) -> None:
         """
-        Store bytes; those that arrived before are ignored.
+        Store bytes of the share; bytes that arrived before are ignored.
 
         Raises:
             CorruptionError: the header is wrong.
@@ -231,7 +236,7 @@ class MutableShare:
             self.missing(Part.HEADER)
 
     def range_of(self, part: Part) -> Range:
-        """Return the range of a part; for all parts but the header itself, the header must be known."""
+        """Return the range of a part. Unless the part is the header, the header must have arrived."""
         if part is Part.HEADER:
             have = self.store.read(0, 1) if self.store.has(0, 1) else b""
             return 0, header_bytes(have)
@@ -243,23 +248,23 @@ class MutableShare:
         return at
 
     def has(self, part: Part) -> bool:
-        """Return whether all of a part has arrived."""
+        """Return whether all bytes of a part have arrived."""
         if part is not Part.HEADER and self.header is None:
             return False
         return self.store.has(*self.range_of(part))
 
     def read(self, part: Part) -> bytes:
-        """Return a copy of a part, which must have arrived."""
+        """Return a copy of a part, all of which must have arrived."""
         return self.store.read(*self.range_of(part))
 
     def missing(self, *parts: Part) -> list[Range]:
         """
-        Return the ranges [start, end) that are missing of these parts; none if all have arrived.
+        Return the ranges [start, end) of these parts that have not arrived; an empty list if all have.
 
         Until the header is known, only its range is returned.
 
         Raises:
-            CorruptionError: the share ends before the end of one of them.
+            CorruptionError: the share ends before the end of a part.
         """
         if self.header is None:
             parts = (Part.HEADER,)
@@ -270,13 +275,13 @@ class MutableShare:
 
     def missing_range(self, wanted: Range, what: str) -> list[Range]:
         """
-        Return which parts of a range have not arrived.
+        Return the gaps [start, end) in a range whose bytes have not arrived.
 
         Args:
-            what: names the part for the error.
+            what: the name of the part in the error.
 
         Raises:
-            CorruptionError: the share ends before.
+            CorruptionError: the share ends before the end of the range.
         """
         start, end = wanted
         gaps = self.store.missing(start, end)
@@ -303,13 +308,14 @@ _ADVICE = "; another server may have a good one"
 
 def without_advice(error: CorruptionError) -> str:
     """
-    Return the text of an error of ``damaged`` without its advice, for when no server has a good share.
+    Return the text of an error from ``damaged`` without its advice, for the case that no server has a good
+    share.
     """
     return str(error).removesuffix(_ADVICE)
 
 
 def damaged(share_number: int, what: str, offset: int | None) -> CorruptionError:
-    """Return the error that says what is wrong with a share."""
+    """Return the error for a damaged share, with the advice that another server may have a good one."""
     return CorruptionError(
         f"share {share_number} is damaged: {what}{_ADVICE}",
         share_number,
@@ -319,29 +325,32 @@ def damaged(share_number: int, what: str, offset: int | None) -> CorruptionError
 
 class VerifiedVersions:
     """
-    The verified key and versions of one file. The fingerprint verifies the public key, once; the key
-    verifies the signature of each version, once. After that only the header of a share is needed.
+    The verified keys and versions of one file. The cap's fingerprint verifies the public key once, and this
+    key verifies the signature of each version once. Of further shares of such a version, only the header is
+    needed.
 
     Attributes:
-        cap: of any access.
-        verifying_key: once a share has provided it.
-        signing_key: once a share has provided it and the cap allows, or as it was given.
+        cap: a write, read or verify cap.
+        verifying_key: None until a share has provided it.
+        signing_key: as it was given; otherwise None until a share has provided it, which requires a write
+            cap.
     """
 
     def __init__(self, cap: MutableCap, signing_key: SigningKey | None = None) -> None:
-        """Start with no versions, and the key that was verified before, if any."""
+        """Start without versions. ``signing_key`` is the key if it was verified before."""
         self.cap = cap
         self.signing_key = signing_key
         self.verifying_key = None if signing_key is None else signing_key.verifying()
         self._signed: set[Version] = set()
 
     def trust(self, version: Version) -> None:
-        """Accept a version as signed: this process wrote it, or has checked it before."""
+        """Accept a version as signed, because this process wrote it or has checked it before."""
         self._signed.add(version)
 
     def missing(self, share: MutableShare) -> list[Range]:
         """
-        Return the ranges that ``check`` still needs of a share; for a known version only the header's.
+        Return the ranges of a share that ``check`` still needs; for a known version only the range of the
+        header.
 
         Raises:
             CorruptionError: the share ends too early.
@@ -353,8 +362,8 @@ class VerifiedVersions:
         Return a share's verified version, or None while bytes are ``missing``.
 
         Raises:
-            CorruptionError: the public key is not the cap's, the version was not signed with it, or the
-                version has no share of this number.
+            CorruptionError: the public key does not match the cap, the version was not signed with this key,
+                or the version has no share of this number.
         """
         if self.missing(share):
             return None
@@ -374,8 +383,8 @@ class VerifiedVersions:
 
     def open_signing_key(self, share: MutableShare) -> SigningKey | None:
         """
-        Return the signing key, from this share if not known before; None while its private key has not
-        arrived.
+        Return the signing key; if it is not known yet, take it from this share. None while the share's
+        private key has not arrived.
 
         Raises:
             CorruptionError: the share's private key does not match the write cap.
@@ -399,7 +408,7 @@ def check_signed(share: MutableShare, version: Version, key: VerifyingKey) -> No
     Check the signature of a share's version; the signature must have arrived.
 
     Raises:
-        CorruptionError: it is wrong; names the share, and the offset of the signature.
+        CorruptionError: the signature is wrong; the error names the share, and the offset of the signature.
     """
     if not key.is_signature(share.read(Part.SIGNATURE), version.signed_prefix):
         offset = share.range_of(Part.SIGNATURE)[0]

@@ -1,5 +1,5 @@
 """
-Updates a range of an MDMF file without transferring the rest of it.
+Update of a range of an MDMF file, without transferring the rest of the file.
 
 Source: the format reference for mutable files, sections 4 and 6.
 """
@@ -30,39 +30,43 @@ from pipegrid.core.spans import Range, Spans
 from pipegrid.errors import CorruptionError, UsageError
 
 MAX_GROWING_SEGMENTS = 1 << 20
-"""Files with more segments than this cannot grow: all of each share's tree would have to be read."""
+"""
+The maximum number of segments to which a file can grow: all leaves of each share's block hash tree have to be
+read.
+"""
 
 
 class RangeUpdate:
     """
-    One change to one version.
+    One change of a range of one version.
 
-    Only the segments in the range are coded again, with new salts; of the first and the last one the old
-    bytes outside the range are read. Each share's block hash tree gets new leaves: if the tree keeps its
-    place, only the paths from those to the root are read and written; if the file grows, its leaves are
-    read and all of it is written. Root, signature, chains and header are always written.
+    Only the segments that the range touches are coded again, with new salts. The first and the last segment
+    keep their bytes outside the range, which are read first. Each share's block hash tree gets new leaves. If
+    the tree keeps its place and shape, only the nodes on the paths from these leaves to the root are read and
+    written; if the file grows, all leaves are read and the whole tree is written. Signature, chains, header
+    and the roots of the trees are always written.
 
-    Every share's root goes into the new version, so all n shares must be available. If some are lost, or
-    the file shrinks, write the whole file (``encoder.encode``).
+    The new version depends on the root of every share, so all n shares must be available. If some are lost,
+    or the file shrinks, write the whole file (``encoder.encode``).
 
         update = RangeUpdate(version, offset, len(data), readkey)
-        update.add_share(share)                       # for all n; update.lacking_shares lists the rest
-        update.missing(number)                        # what to read of each; old blocks only of k of them
-        job = update.next_job()                       # for each of segments_to_read;
-            update.finish(job.run())
+        update.add_share(share)                       # for all n; update.lacking_shares has the rest
+        update.missing(number)                        # what to read of a share; old blocks of k shares only
+        job = update.next_job()                       # for each of segments_to_read
+        update.finish(job.run())
         encoded = update.encode(data, sequence_number, key, salts)
 
     Attributes:
         version: the version to change.
-        geometry: of the new version.
+        geometry: the sizes of the new version.
         touched: the segments that are coded again; ``encode`` takes one new salt for each.
-        segments_to_read: those of them that keep some old bytes: at most two, ascending.
-        moves_tree: the trees get another place or shape, and are written as a whole.
-        corrupt: what was found to be wrong; the shares in it are lacking again.
+        segments_to_read: the touched segments that keep some old bytes: at most two, ascending.
+        moves_tree: whether the trees get another place or shape, and are written as a whole.
+        corrupt: the errors that were found; the shares that they name are lacking again.
 
     Raises:
-        UsageError: it is not an MDMF file, the range is empty or begins after its end, or the file gets too
-            long.
+        UsageError: the file is not MDMF, the range is empty or begins after the file's end, or the file gets
+            too long.
     """
 
     def __init__(self, version: Version, offset: int, length: int, readkey: bytes) -> None:
@@ -99,7 +103,7 @@ class RangeUpdate:
 
     @property
     def lacking_shares(self) -> set[int]:
-        """The share numbers that are still needed to make the new version."""
+        """The numbers of the shares that must still be added to make the new version."""
         return set(range(self.version.total_shares)) - self._shares.keys()
 
     @property
@@ -108,9 +112,9 @@ class RangeUpdate:
 
     def add_share(self, share: MutableShare) -> None:
         """
-        Add a share of the version; its header must be known.
+        Add a share of the version; the share's header must be known.
 
-        It keeps all its bytes as long as the update exists.
+        The share keeps all its bytes as long as the update exists.
         """
         share.store.keeps = True
         self._reader.add_share(share)
@@ -118,10 +122,11 @@ class RangeUpdate:
 
     def missing(self, share_number: int, with_blocks: bool = True) -> list[Range]:
         """
-        Return the ranges [start, end) to read of a share, ascending; none if all have arrived or it is bad.
+        Return the ranges [start, end) to read of a share, ascending. The list is empty if all have arrived or
+        the share is bad.
 
         Args:
-            with_blocks: also the old blocks in ``segments_to_read``; needed of k good shares.
+            with_blocks: include the old blocks in ``segments_to_read``, which are needed of k good shares.
         """
         wanted = Spans()
         if share_number not in self._shares:
@@ -140,8 +145,8 @@ class RangeUpdate:
 
     def next_job(self) -> MutableSegmentJob | None:
         """
-        Return the job that restores the next of ``segments_to_read``; None if none is left, or none is
-        ready.
+        Return the job that restores the next of ``segments_to_read``. None if all are restored, or the next
+        is not ready.
         """
         for index in self.segments_to_read:
             if index not in self._old:
@@ -152,7 +157,7 @@ class RangeUpdate:
 
     def finish(self, result: SegmentResult) -> bool:
         """
-        Accept the result of a job; False if some of its blocks were wrong: their shares are lacking now.
+        Accept the result of a job. False if some of the blocks were wrong; their shares are lacking then.
 
         Raises:
             CorruptionError: the file itself is inconsistent.
@@ -166,7 +171,9 @@ class RangeUpdate:
 
     @property
     def is_ready(self) -> bool:
-        """Return whether ``encode`` can be called: all shares verified, all old bytes known."""
+        """
+        Whether ``encode`` can be called: no share is lacking, and everything that must be read has arrived.
+        """
         if self.lacking_shares or set(self.segments_to_read) - self._old.keys():
             return False
         waits = any(self.missing(number, with_blocks=False) for number in list(self._shares))
@@ -174,9 +181,9 @@ class RangeUpdate:
 
     def prove(self) -> None:
         """
-        Verify what has arrived of the trees; bad shares are then in ``corrupt``, and lacking.
+        Verify the trees whose nodes have all arrived. Bad shares are then listed in ``corrupt``, and lacking.
 
-        ``encode`` calls it too, and requires all shares to be good.
+        ``encode`` calls this too, and requires all shares to be good.
         """
         for number, share in list(self._shares.items()):
             self._prove(number, share)
@@ -191,15 +198,16 @@ class RangeUpdate:
         self, data: Plaintext, sequence_number: int, key: SigningKey, salts: Sequence[bytes]
     ) -> EncodedVersion:
         """
-        Return the new version, with only the changes of each share; requires ``is_ready``.
+        Return the new version, whose writes contain only the changes of each share. ``is_ready`` must be
+        true.
 
         Args:
-            data: the bytes of the range, whole or in pieces.
-            sequence_number: above the highest one seen.
-            salts: a new random one of 16 bytes for each of ``touched``.
+            data: the new bytes of the range, whole or in pieces.
+            sequence_number: above the highest sequence number that was seen.
+            salts: for each of ``touched`` 16 new random bytes.
 
         Raises:
-            CorruptionError: a share's tree is wrong; it is lacking now, like all in ``corrupt``.
+            CorruptionError: a share's tree is wrong; like all shares in ``corrupt``, it is lacking now.
         """
         self.prove()
         if self.lacking_shares:
@@ -239,7 +247,10 @@ class RangeUpdate:
         return EncodedVersion(version, writes, share_bytes)
 
     def _plaintext(self, index: int, data: list[Buffer]) -> list[Buffer]:
-        """Return the new bytes of a segment: old ones, those of the range, old ones."""
+        """
+        Return the new plaintext of a segment: old bytes before the range, new bytes, old bytes after the
+        range.
+        """
         start = index * self.geometry.segment_bytes
         end = start + self.geometry.segment_length(index)
         first, last = max(start, self._offset), min(end, self._end)
@@ -248,14 +259,15 @@ class RangeUpdate:
         return [*cut(old, 0, first - start), *new, *cut(old, last - start, end - start)]
 
     def _leaves_needed(self) -> tuple[int, ...] | None:
-        """The leaves whose paths are needed; None for all leaves."""
+        """Return the leaves whose paths must be read; None for all leaves."""
         if self.moves_tree:
             return None
         return self.touched.start, self.touched.stop - 1
 
     def _new_nodes(self, share: _Share, leaves: list[bytes]) -> list[tuple[int, bytes]]:
         """
-        Return runs of new tree nodes, (number of the first, nodes); the last run begins with the root.
+        Return runs of new tree nodes, each with the number of its first node. The last run begins with the
+        root.
         """
         if self.moves_tree:
             all_leaves = share.leaves[: self.touched.start] + leaves
@@ -275,13 +287,13 @@ class RangeUpdate:
         self._shares.pop(share_number, None)
 
     def _drop_bad(self) -> None:
-        """Drop the shares that the reader has dropped."""
+        """Drop the shares that ``VersionReader`` has found to be bad."""
         for number in self._shares.keys() - set(self._reader.shares_in_use):
             del self._shares[number]
 
 
 class _Share:
-    """One share's hash tree, as far as an update needs it."""
+    """The parts of one share's block hash tree that an update needs."""
 
     def __init__(self, share: MutableShare, version: Version) -> None:
         assert share.header is not None
@@ -294,7 +306,8 @@ class _Share:
 
     def missing(self, border_leaves: tuple[int, ...] | None) -> list[Range]:
         """
-        Return the ranges of chain and tree that have not arrived; raises CorruptionError if they end early.
+        Return the ranges of chain and tree that have not arrived. Raises CorruptionError if the share ends
+        before one of them.
         """
         gaps = self._share.missing(Part.CHAIN, Part.TREE_ROOT)
         for first, end in self._nodes(border_leaves):
@@ -302,7 +315,7 @@ class _Share:
         return gaps
 
     def prove(self, border_leaves: tuple[int, ...] | None) -> None:
-        """Verify the tree once all needed parts have arrived; raises CorruptionError."""
+        """Verify the tree once all needed parts have arrived. Raises CorruptionError if a part is wrong."""
         if self.tree is not None or self.missing(border_leaves):
             return
         store = self._share.store
@@ -326,7 +339,7 @@ class _Share:
         return at + first * HASH_BYTES, at + end * HASH_BYTES
 
     def _nodes(self, border_leaves: tuple[int, ...] | None) -> list[Range]:
-        """Return the ranges [first, end) of nodes to read, without the root."""
+        """Return the ranges [first, end) of tree nodes to read; the root is not among them."""
         total = hash_tree.num_nodes(self._num_segments)
         if total == 1:
             return []
@@ -344,12 +357,12 @@ def updated_nodes(
     num_leaves: int, first_leaf: int, leaves: Sequence[bytes], old: VerifiedTree | None
 ) -> list[tuple[int, bytes]]:
     """
-    Return the changed nodes of a tree after a run of leaves changed, by level: (number of the first,
-    nodes).
+    Return the changed nodes of a tree after a run of leaves changed: for each level, the number of the first
+    changed node, and the nodes.
 
     Args:
-        leaves: the new hashes of leaves ``first_leaf`` and on, at least one.
-        old: the tree before, with the siblings on the paths of the first and the last leaf verified.
+        leaves: the new hashes of the leaves from ``first_leaf`` on, at least one.
+        old: the tree before the change, with verified siblings on the paths of the first and the last leaf.
     """
     number = hash_tree.leaf_node(num_leaves, first_leaf)
     level = list(leaves)
@@ -357,7 +370,7 @@ def updated_nodes(
     while number:
         assert old is not None
         last = number + len(level) - 1
-        if not number & 1:  # a right child: its left sibling did not change
+        if not number & 1:  # a right child; its left sibling did not change
             level.insert(0, _proven(old, number - 1))
             number -= 1
         if last & 1:

@@ -1,5 +1,5 @@
 """
-Versions of a mutable file: their sizes, their order, and which one a reader chooses.
+Versions of a mutable file: their sizes, their order, and the choice of the version to read.
 
 Source: the format reference for mutable files, sections 2 to 6; that of trees, 7.4.
 """
@@ -23,38 +23,38 @@ from pipegrid.core.layout import CHAIN_ENTRY_BYTES
 from pipegrid.errors import UsageError
 
 MDMF_SEGMENT_BYTES = 1 << 17
-"""The segment size of every writer of MDMF, rounded up to a multiple of k."""
+"""The segment size that all writers of MDMF use, after rounding it up to a multiple of k."""
 
 SMALL_SEGMENT_BYTES = 1 << 12
 MAX_SMALL_SEGMENTS = 1 << 12
 """
-A file with more segments than this is not read if they are smaller: each takes a third of a millisecond,
-however few bytes it has.
+The maximum number of segments below ``SMALL_SEGMENT_BYTES``; a file with more is not read. Each segment takes
+a third of a millisecond, however few bytes it has.
 """
 
 MAX_MUTABLE_SHARES = 255
-"""k and n have one byte each."""
+"""The maximum of k and n, which are stored as one byte each."""
 
 MAX_MUTABLE_BYTES = 1 << 60
-"""The largest file; offsets in it stay below 2^63."""
+"""The maximum size of a file; offsets in it stay below 2^63."""
 
 SALT_BYTES = 16
 
 
 class Format(enum.Enum):
-    """The two formats; the value is the first byte of a share."""
+    """The two formats of mutable files; the value is the first byte of a share."""
 
     SDMF = 0
     MDMF = 1
 
     @classmethod
     def of(cls, cap: MutableCap) -> Format:
-        """Return the format that a cap's kind names."""
+        """Return the format of the file that a cap names."""
         return cls.MDMF if cap.kind == "MDMF" else cls.SDMF
 
     @property
     def cap_kind(self) -> str:
-        """``SSK`` or ``MDMF``: the kind in ``MutableCap``."""
+        """The ``kind`` of a ``MutableCap``: ``SSK`` or ``MDMF``."""
         return "MDMF" if self is Format.MDMF else "SSK"
 
 
@@ -68,18 +68,18 @@ def usual_segment_bytes(format: Format, size: int, required_shares: int) -> int:
 @attrs.frozen
 class MutableGeometry:
     """
-    Sizes of one version; all in bytes unless the name says otherwise.
+    Sizes of one version, in bytes unless the name says otherwise.
 
     SDMF has one segment, MDMF as many as needed; an empty file has none.
 
     Attributes:
-        size: of the plaintext, 0 or more.
-        segment_bytes: S; by default ``usual_segment_bytes``.
+        size: the length of the plaintext, 0 or more.
+        segment_bytes: the segment size (S); by default ``usual_segment_bytes``.
         num_segments: 0 for an empty file.
-        num_salts: how many salts a writer draws: one for SDMF (also for an empty file), one per segment for
+        num_salts: how many salts a writer draws: one for SDMF (even for an empty file), one per segment for
             MDMF.
         tail_bytes: plaintext in the last segment, 0 for an empty file.
-        salt_bytes: stored before each block: 16 for MDMF, 0 for SDMF.
+        salt_bytes: the length of the salt before each block: 16 for MDMF, 0 for SDMF.
         block_bytes: one share's part of a full segment, without the salt.
         tail_block_bytes: one share's part of the last segment, without the salt.
         data_bytes: all blocks of one share, with their salts.
@@ -133,7 +133,7 @@ class MutableGeometry:
         tail = self.size - (num_segments - 1) * s if num_segments else 0
         salt = 0 if sdmf else SALT_BYTES
         block, tail_block = s // k, -(-tail // k)
-        derive = object.__setattr__  # attrs' documented means to set fields of a frozen instance
+        derive = object.__setattr__  # the way that attrs documents to set frozen fields
         derive(self, "num_segments", num_segments)
         derive(self, "num_salts", 1 if sdmf else num_segments)
         derive(self, "tail_bytes", tail)
@@ -148,19 +148,24 @@ class MutableGeometry:
 
     @property
     def is_too_fine(self) -> bool:
-        """Whether the file has too many small segments, which cost far more than their bytes."""
+        """
+        Whether the file has so many small segments that reading it takes far longer than its size suggests.
+        """
         return self.segment_bytes < SMALL_SEGMENT_BYTES and self.num_segments > MAX_SMALL_SEGMENTS
 
     def segment_length(self, segment: int) -> int:
-        """Return the plaintext bytes in a segment."""
+        """Return how many bytes of plaintext a segment has."""
         return self.tail_bytes if segment == self.num_segments - 1 else self.segment_bytes
 
     def block_length(self, segment: int) -> int:
-        """Return the bytes of a segment that one share holds, without the salt."""
+        """Return how many bytes of a segment one share holds, without the salt."""
         return self.tail_block_bytes if segment == self.num_segments - 1 else self.block_bytes
 
     def stored_range(self, first: int, end: int) -> tuple[int, int]:
-        """Return the range of the salts and blocks of segments [first, end)."""
+        """
+        Return the range of the salts and blocks of segments [first, end), counted from the start of the
+        share's blocks.
+        """
         step = self.salt_bytes + self.block_bytes
         return first * step, self.data_bytes if end == self.num_segments else end * step
 
@@ -169,28 +174,28 @@ MAX_SEQUENCE_NUMBER = (1 << 64) - 1
 FIRST_SEQUENCE_NUMBER = 1
 
 MAX_MDMF_SEGMENT_BYTES = 16 << 20
-"""A segment has to be held as a whole; writers use 128 KiB."""
+"""The maximum size of a segment, which has to be held as a whole; writers use 128 KiB."""
 
 _SDMF = struct.Struct(">BQ32s16sBBQQ")
 _MDMF = struct.Struct(">BQ32sBBQQ")
 _CHECKSTRING_BYTES = {Format.SDMF: 57, Format.MDMF: 41}
 SIGNED_BYTES = {Format.SDMF: _SDMF.size, Format.MDMF: _MDMF.size}
-"""How many bytes at the start of a share the signature covers: 75 and 59."""
+"""How many bytes at the start of a share the signature covers: 75 for SDMF, 59 for MDMF."""
 
 
 @total_ordering
 @attrs.frozen(eq=True, order=False)
 class Version:
     """
-    One version, as signed; ordered by sequence number, then root hash.
+    One version, as its author signed it. Versions are ordered by sequence number, then root hash.
 
-    The root hash proves everything else in its shares that matters.
+    The root hash proves everything else in the version's shares that matters.
 
     Attributes:
         salt: 16 bytes for SDMF; empty for MDMF, which has one salt before each block.
-        segment_bytes: S.
-        size: bytes of plaintext.
-        geometry: all sizes that follow.
+        segment_bytes: the segment size (S).
+        size: the length of the plaintext in bytes.
+        geometry: all sizes that follow from these fields.
 
     Raises:
         UsageError: no version can have these fields.
@@ -236,7 +241,8 @@ class Version:
         return self._rank() < other._rank()
 
     def _rank(self) -> tuple[int, bytes, bytes]:
-        # The root hash of SDMF does not cover the salt, so the prefix decides between equals.
+        # The root hash of SDMF does not cover the salt, so ``signed_prefix``, which does, decides between
+        # equal root hashes.
         return self.sequence_number, self.root_hash, self.signed_prefix
 
 
@@ -244,10 +250,10 @@ def parse_version(data: Buffer) -> Version | None:
     """
     Return the version at the start of a share, or None if there are too few bytes.
 
-    It is not verified: ``VerifiedVersions.check`` checks the signature.
+    The version is not verified here: ``VerifiedVersions.check`` checks the signature.
 
     Raises:
-        ValueError: this is not a share, or its version is impossible; the text continues "it is".
+        ValueError: this is not a share, or its version is impossible; the text is to follow "it is ".
     """
     if not len(data):
         return None
@@ -284,10 +290,11 @@ def parse_version(data: Buffer) -> Version | None:
 
 def checkstring_order(data: Buffer) -> tuple[int, bytes] | None:
     """
-    Return the sequence number and root hash in a share's first 41 bytes, or None if it is shorter.
+    Return the sequence number and root hash in a share's first 41 bytes, or None if the share is shorter.
 
-    A rejected writer uses it to learn which version the server has. The format's byte is ignored, so that
-    versions of unknown formats are not overwritten by lower numbers.
+    A writer whose write was rejected learns from them which version the server has. The byte that names the
+    format is ignored, so that versions of unknown formats are not overwritten by versions with lower sequence
+    numbers.
     """
     if len(data) < _CHECKSTRING_BYTES[Format.MDMF]:
         return None
@@ -305,20 +312,21 @@ class Holding(NamedTuple):
 
 class Choice(NamedTuple):
     """
-    A summary of the holdings.
+    A summary of the versions that servers hold.
 
     Attributes:
-        best: the recoverable version (k distinct shares are held) with the highest sequence number; of
-            several with that number the one that most servers hold, since it may have been acknowledged,
-            then the one with the highest root hash; None if no version is recoverable.
+        best: the recoverable version (servers hold k distinct shares of it) with the highest sequence number,
+            or None. Among equal sequence numbers, the version that most servers hold is chosen, since it may
+            have been acknowledged; then the one with the highest root hash.
         recoverable: all recoverable versions, the highest first.
-        unrecoverable: all others, the highest first.
-        rivals: other recoverable versions with the best one's sequence number: two writers did not know of
-            each other, and both succeeded.
-        newer_unrecoverable: those above the best: writes that were not completed, or whose servers are
-            absent.
-        highest_sequence_number: of all versions, 0 if there are none.
-        shares: version to share number to the servers that hold it, each in the order of the holdings.
+        unrecoverable: all other versions, the highest first.
+        rivals: other recoverable versions with the sequence number of the best one. Their writers did not
+            know of each other, and both succeeded.
+        newer_unrecoverable: the unrecoverable versions above the best one. Their writes were not completed,
+            or their servers are absent.
+        highest_sequence_number: the highest number of all versions, 0 if there are none.
+        shares: for each version and share number, the servers that hold the share; all in the order in which
+            they were found.
     """
 
     best: Version | None
@@ -353,7 +361,10 @@ class Choice(NamedTuple):
 
 
 def choose(holdings: Iterable[Holding]) -> Choice:
-    """Summarize the versions that were found; the order of the holdings does not affect which is best."""
+    """
+    Summarize the versions that were found. The order of the holdings does not affect which version is the
+    best.
+    """
     found: dict[Version, dict[int, dict[Hashable, None]]] = {}
     for holding in holdings:
         by_number = found.setdefault(holding.version, {})
@@ -376,10 +387,13 @@ def choose(holdings: Iterable[Holding]) -> Choice:
 
 def next_sequence_number(highest_seen: int) -> int:
     """
-    Return the sequence number for the next version, above the highest one seen on any server or remembered.
+    Return the sequence number for the next version.
+
+    Args:
+        highest_seen: the highest sequence number that any server has, or that this client remembers.
 
     Raises:
-        UsageError: none is left, which only a malicious writer can cause.
+        UsageError: no higher number is left, which only a malicious writer can cause.
     """
     if highest_seen >= MAX_SEQUENCE_NUMBER:
         raise UsageError(

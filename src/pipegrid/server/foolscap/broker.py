@@ -1,4 +1,6 @@
-"""A client's Foolscap connection to the server, with limits on memory, time and unauthenticated clients."""
+"""
+A client's Foolscap connection to the server, with limits on memory, on time, and for unauthenticated clients.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from pipegrid.wire.banana_receiver import MAX_TOKENS, TOKEN_COST, Bounds, LimitE
 from pipegrid.wire.foolscap_broker import BoundedBroker, BoundedNegotiation
 from pipegrid.wire.foolscap_interfaces import MAX_SHARE_DATA_BYTES
 
-# The size of answers, known before they are sent.
+# The size of answers, which is known before they are sent.
 
 
 def asked_bytes(delivery: Any) -> int:
@@ -47,19 +49,20 @@ def answer_bytes(results: Any) -> int:
 
 
 # The time that the server works for a connection is measured (``server.connection_turns.CpuUsage``). Up to a
-# burst, and a small share of all time, a connection is served as soon as bytes arrive. Beyond that, it waits
-# in one queue with others like it. One of them is served at a time, and then all of them pause ``REST`` times
-# as long as that took, but only while other clients send requests. So floods, however many, get at most a
-# fifth of the server, and bulk work is not slowed down while the server is otherwise idle.
+# burst, and a small share of all time, a connection is served as soon as bytes arrive. A connection that has
+# used more time waits in a queue. The queue serves one connection at a time. After each turn all queued
+# connections pause ``REST`` times as long as the turn took, but only while other clients send requests. So
+# floods from any number of connections get at most a fifth of the server's time, and bulk work is not slowed
+# down while the server is otherwise idle.
 
 REST = 4.0
 ACTIVE_S = 0.25
-"""How long other clients count as active after a request."""
+"""How long other clients count as active after one of them has sent a request."""
 
 
 class Governor:
     """
-    The queue of all connections that have to wait.
+    The queue of all connections that must wait.
 
     Args:
         clock: for pauses.
@@ -86,22 +89,22 @@ class Governor:
 
     @property
     def others_ask(self) -> bool:
-        """Whether a client that need not wait has sent a request recently."""
+        """Whether a client that does not have to wait has sent a request recently."""
         others = self._others()
         if others != self._seen:
             self._seen, self._active_s = others, self.now_s
         return self.now_s - self._active_s < ACTIVE_S
 
     def light_work(self) -> None:
-        """Record a request of a connection that need not wait."""
+        """Record a request of a connection that does not have to wait."""
         self._active_s = self.now_s
 
     def heavy_work(self, work_s: float) -> None:
-        """Record work for a connection that has to wait, in its turn or for a call that it sent."""
+        """Record the time of work for a connection that has to wait: its turn, or a call that it sent."""
         self._spent_s += work_s
 
     def enter(self, turn: Callable[[], None]) -> None:
-        """Add a turn to the queue."""
+        """Add a function to the queue, which calls it when its turn comes."""
         self._line.append(turn)
         self._wait()
 
@@ -114,7 +117,7 @@ class Governor:
         now_s = self._clock.seconds()
         owed_s, self._spent_s = self._spent_s, 0.0
         if self.others_ask and owed_s:
-            # After the work of the last turn, including its calls.
+            # The pause begins after the work of the last turn, which includes the calls that it started.
             self._rests_until_s = now_s + owed_s * REST
             self._wait()
             return
@@ -123,21 +126,24 @@ class Governor:
             self._wait()
 
 
-# Messages being received or carried out, answers being sent, and references take memory: a connection
-# requests it before it takes more than a little. All together may use what the HTTPS protocol leaves. When
-# that is used up, the connection that holds most is closed if it holds at least as much as the requesting one
-# would; otherwise the requesting one is. So a client that declares large messages and sends them slowly, or
-# requests much and does not read it, is closed first, and a client with one usual message is not affected.
+# These objects take memory: messages that are received or carried out, answers that are sent, and references.
+# A connection requests memory before it takes more than a little. All connections together may use the memory
+# that the HTTPS protocol leaves. If a request exceeds that, the connection that holds most memory is closed,
+# provided that it holds at least as much as the requesting connection would; otherwise the requesting
+# connection is closed. So the first to be closed are clients that declare large messages and send them
+# slowly, or that request much and do not read it. A client with one usual message is not affected.
 
 MAX_HELD_BYTES = 192 << 20
-"""The largest message has 128 MiB, and its tokens take 52 MiB more."""
+"""
+The most memory of all Foolscap connections: the largest message has 128 MiB, and its tokens take 52 MiB more.
+"""
 
 
 class MemoryHolder(Protocol):
-    """A connection whose memory is counted here."""
+    """A connection whose memory ``HeldMemory`` counts."""
 
     def crowd_out(self) -> None:
-        """Release everything, and close: others need the memory."""
+        """Release all memory and close the connection, since other connections need the memory."""
 
 
 class HeldMemory:
@@ -145,14 +151,15 @@ class HeldMemory:
     Counts the memory of all Foolscap connections.
 
     Args:
-        ask: records that a number of bytes more, or fewer, is held; returns whether that is allowed.
-        limit_bytes: for all these connections.
+        ask: called with a number of bytes, negative for a release, that the server must count; returns
+            whether that is allowed.
+        limit_bytes: the most bytes for all these connections.
     """
 
     def __init__(self, ask: Callable[[int], bool], limit_bytes: int = MAX_HELD_BYTES) -> None:
         self._ask = ask
         self._limit_bytes = limit_bytes
-        self.total_bytes = 0  # held by all of them
+        self.total_bytes = 0  # held by all connections
         self._held: dict[MemoryHolder, int] = {}
 
     def __repr__(self) -> str:
@@ -160,7 +167,8 @@ class HeldMemory:
 
     def hold(self, holder: MemoryHolder, more_bytes: int) -> bool:
         """
-        Count more memory for a holder; returns whether that is allowed: if not, the holder must close.
+        Count more memory for a holder; returns whether that is allowed. If not, the holder must close its
+        connection.
         """
         would_hold = self._held.get(holder, 0) + more_bytes
         while not self._take(more_bytes):
@@ -173,7 +181,7 @@ class HeldMemory:
         return True
 
     def release(self, holder: MemoryHolder, fewer_bytes: int) -> None:
-        """Count less memory for a holder, which may have been closed before."""
+        """Release some of a holder's memory; the holder may be closed already."""
         held = self._held.get(holder, 0)
         fewer_bytes = min(fewer_bytes, held)
         if fewer_bytes:
@@ -181,7 +189,7 @@ class HeldMemory:
             self._held[holder] = held - fewer_bytes
 
     def release_all(self, holder: MemoryHolder) -> None:
-        """Count no memory any more for a closed holder."""
+        """Release all memory of a closed holder."""
         held = self._held.pop(holder, 0)
         if held:
             self._take(-held)
@@ -195,17 +203,16 @@ class HeldMemory:
         return taken
 
 
-# ``wire.foolscap_broker`` has what client and server share. In addition, the server limits:
+# ``wire.foolscap_broker`` has the parts that client and server share. In addition, the server limits:
 #
 # * Unauthenticated clients: until a client has named an existing object (which takes the fURL's secret) it
 #   may send ``STRANGER_BYTES`` in all, PINGs and errors included, within ``STRANGER_S``.
 # * Memory: messages, answers and references are counted against one limit for all connections, from when
 #   their sizes are known until they are freed.
-# * Answers: Foolscap encodes an answer as soon as the call has ended, and writes all of it: a read of 64
-#   MiB took 192 MiB until it was sent. Here no token is encoded while the socket is full, large strings are
-#   written ``PIECE_BYTES`` at a time, and the next call begins when the answers before it have been
-#   encoded.
-# * Floods, which take turns: see ``Governor``.
+# * Answers: Foolscap encodes an answer as soon as the call has ended, and writes all of it: a read of 64 MiB
+#   took 192 MiB until it was sent. This broker encodes no token while the socket is full, writes large
+#   strings ``PIECE_BYTES`` at a time, and begins the next call when the previous answers have been encoded.
+# * Floods: connections take turns, see ``Governor``.
 
 # mypy: disable-error-code="misc"
 
@@ -213,22 +220,24 @@ class HeldMemory:
 STRANGER_BYTES = 8 * 1024
 RECEIVE_BYTE_S = 2.5e-9
 """
-The time to receive a byte, including decryption: 64 KiB took 0.16 ms. That happens in TLS, where it is not
-measured.
+The time in seconds to receive one byte: 64 KiB took 0.16 ms, including decryption. This happens in TLS, where
+the time is not measured.
 """
 STRANGER_S = 30.0
 
 FREE_BYTES = 64 * 1024
-"""Smaller messages and answers are not counted, unless the port says otherwise."""
+"""Messages and answers up to this size are not counted, unless the port sets another limit."""
 
 REFERENCE_COST = 2048
 """The memory of an object that a client may call, with its name and tracker."""
 
 PIECE_BYTES = 256 * 1024
-_LONGEST_WORD_BYTES = 1024  # longer than any abbreviated word
+_LONGEST_WORD_BYTES = 1024  # longer than any word that Banana abbreviates
 
 BOUNDS = Bounds(call_cost=MAX_SHARE_DATA_BYTES + MAX_TOKENS * TOKEN_COST, turn_tokens=256)
-"""Allows a read-test-write with as many bytes, tests and writes as over HTTPS."""
+"""
+The bounds of a message: they allow a read-test-write with as many bytes, tests and writes as over HTTPS.
+"""
 
 
 @attrs.frozen
@@ -238,8 +247,8 @@ class MessageLimits:
 
     Attributes:
         memory: counts the memory of all connections.
-        bounds: of each message.
-        free_bytes: smaller messages and answers are not counted.
+        bounds: the bounds of each message.
+        free_bytes: messages and answers up to this size are not counted.
     """
 
     memory: HeldMemory
@@ -249,7 +258,7 @@ class MessageLimits:
 
 class ServerBroker(BoundedBroker):
     """
-    One connection.
+    One client's connection.
 
     Args:
         limits, governor: shared by all connections.
@@ -275,7 +284,7 @@ class ServerBroker(BoundedBroker):
         self._tell_refused = refused
         self._tell_known = known
         self._spending = CpuUsage(governor.now_s)
-        self._strange_bytes: int | None = 0  # None: the client is authenticated
+        self._strange_bytes: int | None = 0  # None if the client is authenticated
         self._strange_timer: IDelayedCall | None = None
         self._message_held = 0
         self._full = False
@@ -301,7 +310,7 @@ class ServerBroker(BoundedBroker):
             register(Backpressure(self), True)
 
     def remote_getReferenceByName(self, name: bytes) -> Any:
-        """Return the object with a name; a client that knows a name is authenticated."""
+        """Return the object with a name; a client that names an existing object is authenticated."""
         found = super().remote_getReferenceByName(name)
         if self._strange_bytes is not None:
             self._strange_bytes = None
@@ -322,10 +331,11 @@ class ServerBroker(BoundedBroker):
 
     def _pay_for(self, received_bytes: int) -> None:
         """
-        Count the time that receiving has taken, and let others have their turn before reading more.
+        Count the time that receiving has taken. If this connection has used too much time, wait for a turn
+        before reading more.
 
-        A long body is only collected until its end, but it has been received and decrypted. While no other
-        client is active, that needs no turns.
+        Until its end, a long body is only collected, but receiving and decrypting it takes time. While no
+        other client is active, no turn is needed.
         """
         governor = self._governor
         cost_s, now_s = received_bytes * RECEIVE_BYTE_S, governor.now_s
@@ -350,11 +360,11 @@ class ServerBroker(BoundedBroker):
 
     @property
     def may_go_on(self) -> bool:
-        """Whether more can be processed now."""
+        """Whether the next tokens can be processed now."""
         return not self.paused and super().may_go_on
 
     def arrived(self) -> None:
-        """Process what has arrived, at once or after waiting in the queue."""
+        """Process the bytes that have arrived, at once or after waiting in the queue."""
         if self._spending.is_heavy(self._governor.now_s):
             self.pause()
             self._governor.enter(self.go_on)
@@ -362,14 +372,14 @@ class ServerBroker(BoundedBroker):
             self.go_on()
 
     def turn_ended(self) -> None:
-        """Let others have their turn before processing the rest."""
+        """Let other connections have their turn before the remaining bytes are processed."""
         if self._spending.is_heavy(self._governor.now_s):
             self._governor.enter(self.go_on)
         else:
             eventual.eventually(self.go_on)
 
     def go_on(self) -> None:
-        """Process what has arrived, and measure the time."""
+        """Process the bytes that have arrived, and measure the time."""
         with self._working():
             super().go_on()
 
@@ -389,14 +399,19 @@ class ServerBroker(BoundedBroker):
     # Memory.
 
     def crowd_out(self) -> None:
-        """Close now, to free memory for others."""
+        """Close the connection now, to release memory for other connections."""
         self.refuse("it used the most memory when others needed memory", tell=False)
         abort = getattr(self.transport, "abortConnection", None)
         if abort is not None:
             abort()
 
     def charge(self, cost: int) -> None:
-        """Count the memory of a message; raises LimitExceeded beyond its allowance."""
+        """
+        Count the memory of a message.
+
+        Raises:
+            LimitExceeded: the message is too large, or the server has no memory for it.
+        """
         super().charge(cost)
         more = self.held_cost - self._message_held
         if more > self._free_bytes:
@@ -407,7 +422,7 @@ class ServerBroker(BoundedBroker):
             self._message_held += more
 
     def message_begins(self) -> None:
-        """Start with another message, and release the memory of the last one."""
+        """Begin to receive another message, and release the memory of the previous one."""
         super().message_begins()
         self._memory.release(self, self._message_held)
         self._message_held = 0
@@ -423,13 +438,13 @@ class ServerBroker(BoundedBroker):
         self._memory.release(self, delivery.held_bytes)
 
     def getTrackerForMyReference(self, puid: int, obj: Any) -> Any:
-        """Count a new reference of the client to an object of ours."""
+        """Count the memory of an object of this server to which the client gets a new reference."""
         if puid not in self.myReferenceByPUID:
             self._hold_answer(REFERENCE_COST)
         return super().getTrackerForMyReference(puid, obj)
 
     def remote_decref(self, clid: int, count: int) -> None:
-        """Count one reference of the client fewer."""
+        """Release the memory of an object if the client drops its last reference to it."""
         before = len(self.myReferenceByCLID)
         super().remote_decref(clid, count)
         self._memory.release(self, (before - len(self.myReferenceByCLID)) * REFERENCE_COST)
@@ -437,7 +452,7 @@ class ServerBroker(BoundedBroker):
     def _hold_answer(self, size: int) -> bool:
         if self._memory.hold(self, size):
             return True
-        # Tokens are being encoded, which must not be interrupted.
+        # Tokens are being encoded, which must not be interrupted, so close the connection in a later turn.
         eventual.eventually(self.refuse, "the server has no memory for more answers now; try again")
         return False
 
@@ -455,7 +470,7 @@ class ServerBroker(BoundedBroker):
         return result
 
     def sendToken(self, obj: Any) -> None:
-        """Write a token, or only the beginning of a large one."""
+        """Write a token; of a large one, only the beginning is written now."""
         if type(obj) is not bytes or len(obj) <= _LONGEST_WORD_BYTES:
             super().sendToken(obj)
             return
@@ -497,7 +512,10 @@ class ServerBroker(BoundedBroker):
             self.wake()
 
     def doNextCall(self) -> None:
-        """Carry out the next call when the answers before it have been encoded; a long one takes turns."""
+        """
+        Carry out the next call when the previous answers have been encoded; a call with a large answer waits
+        for a turn.
+        """
         if self.paused or self._in_line or not self.inboundDeliveryQueue:
             return
         if asked_bytes(self.inboundDeliveryQueue[0][0]) <= PIECE_BYTES:
@@ -524,7 +542,10 @@ class ServerBroker(BoundedBroker):
             super().sendPING(number)
 
     def sendPONG(self, number: int) -> None:
-        """Answer a PING, unless a large string is being written, which proves the same."""
+        """
+        Answer a PING, unless a large string is being written; the string also shows that the connection is
+        alive.
+        """
         if self._unsent is None:
             super().sendPONG(number)
 
@@ -539,7 +560,7 @@ class ServerBroker(BoundedBroker):
     def disconnectTimerFired(self) -> None:
         """Close the connection of a client that neither sends nor reads anything."""
         unsent = unsent_bytes(self.transport) + len(self._unsent or b"")
-        if unsent != self._was_unsent:  # the client is reading
+        if unsent != self._was_unsent:  # the client has read something
             self._was_unsent = unsent
             self.dataLastReceivedAt = self.seconds()
         super().disconnectTimerFired()
@@ -553,7 +574,7 @@ class ServerBroker(BoundedBroker):
         self._gone()
 
     def connectionLost(self, why: Failure) -> None:
-        self._registered = False  # the transport has no layers any more
+        self._registered = False  # the transport has dropped its TLS layer
         super().connectionLost(why)
         self._gone()
 
@@ -561,13 +582,13 @@ class ServerBroker(BoundedBroker):
         self._stop_waiting()
         self._unregister()
         self._unsent = None
-        # Answers that were not sent hold the data that was read.
+        # Drop unsent answers, since they hold the data that was read.
         self.slicerStack, self.rootSlicer.sendQueue = [], []
         self._message_held = 0
         self._memory.release_all(self)
 
     def _unregister(self) -> None:
-        # TLS does not close while a producer is registered.
+        # TLS does not close its connection while a producer is registered.
         if self._registered:
             self._registered = False
             self.transport.unregisterProducer()
@@ -575,7 +596,7 @@ class ServerBroker(BoundedBroker):
 
 class ServerNegotiation(BoundedNegotiation):
     """
-    Negotiation before the broker exists.
+    The negotiation that precedes a broker.
 
     Attributes:
         make_broker: makes the broker, with Foolscap's arguments.
@@ -584,6 +605,6 @@ class ServerNegotiation(BoundedNegotiation):
     make_broker: Callable[..., ServerBroker]
 
     def switchToBanana(self, params: dict[str, Any]) -> None:
-        """Switch to a broker of ``make_broker``: both sides have agreed on ``params``."""
+        """Switch to a broker of ``make_broker``, since both sides have agreed on ``params``."""
         self.brokerClass = self.make_broker
         super().switchToBanana(params)

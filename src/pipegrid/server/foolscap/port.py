@@ -1,4 +1,4 @@
-"""Foolscap on a server's port: a tub with the server's own certificate and its objects."""
+"""Speaks Foolscap on a server's port, with a tub that has the server's certificate and objects."""
 
 from __future__ import annotations
 
@@ -22,40 +22,43 @@ from pipegrid.server.identity import Identity
 from pipegrid.wire.server_address import Furl
 
 KEEPALIVE_S = 120
-"""A client that is silent for this long gets a PING; after twice this time its connection is closed."""
+"""A client that is silent for this time gets a PING; after twice this time its connection is closed."""
 
 MAX_REMEMBERED = 4096
-"""The number of tubs whose connections are counted, which distinguishes an old connection from a new one."""
+"""
+The most tubs whose connections are counted. Foolscap uses the counts to tell an old connection of a tub from
+a new one.
+"""
 
 
 class ServedObject(Protocol):
-    """The Foolscap object, a ``Referenceable``, that the fURL leads to."""
+    """A Foolscap object, a ``Referenceable``, to which a fURL leads."""
 
     def stop(self) -> None:
-        """Drop all that belongs to connections, since they end."""
+        """Drop all state of connections, since the connections end."""
 
 
 class ClientObject(ServedObject, Protocol):
-    """The same for one named client, who may be removed."""
+    """A served object for one named client, who may be removed."""
 
     def close(self) -> None:
-        """Serve no client any more."""
+        """Reject all further calls, since the client was removed."""
 
 
 class FoolscapPort:
     """
     Speaks Foolscap on connections that the listener accepts.
 
-    All modules are imported, and the tub is created, before the first client connects: while the server
-    runs, the program's files may be replaced by those of another version.
+    All modules are imported, and the tub is created, before the first client connects, since the program's
+    files may be replaced by those of another version while the server runs.
 
     Args:
-        who: the certificate and the secret.
+        who: the server's certificate and secret.
         served: the object that clients reach with the secret.
-        limits: for messages.
+        limits: limits for messages.
         others: returns a number that grows with the requests of other protocols.
         note_hostile: called with the address of a rejected client and the reason.
-        more: further objects, by the secrets that clients reach them with.
+        more: further objects, by the secrets with which clients reach them.
     """
 
     def __init__(
@@ -82,7 +85,7 @@ class FoolscapPort:
     def located(self, hints: Sequence[str]) -> Furl:
         """Start with the given addresses, and return the fURL for clients."""
         tub = Tub(certData=self._who.key_pem + self._who.certificate_pem)
-        tub.unsafeTracebacks = False  # clients must not see our stack
+        tub.unsafeTracebacks = False  # clients must not see tracebacks
         tub.setOption("accept-gifts", False)
         tub.setOption("keepaliveTimeout", KEEPALIVE_S)
         tub.setOption("disconnectTimeout", 2 * KEEPALIVE_S)
@@ -103,7 +106,7 @@ class FoolscapPort:
         self, addr: IAddress | None, on_known: Callable[[], None] = lambda: None
     ) -> Any:
         """
-        Return a negotiation, or None before ``located`` and after ``stop``.
+        Return a negotiation; None before ``located`` or after ``stop`` is called.
 
         Args:
             on_known: called when the client has shown the secret.
@@ -118,7 +121,10 @@ class FoolscapPort:
         return negotiation
 
     def set_clients(self, clients: Mapping[str, ClientObject]) -> None:
-        """Serve these objects for named clients, by their secrets, and close those of others."""
+        """
+        Serve the given objects, by the secrets of named clients; close the objects of clients that are not
+        given.
+        """
         for secret in self._clients.keys() - clients.keys():
             gone = self._clients.pop(secret)
             gone.close()
@@ -130,7 +136,7 @@ class FoolscapPort:
                 self._tub.registerReference(clients[secret], name=secret)
 
     def stop(self) -> Deferred[Any]:
-        """Stop the objects, and close all connections; fires when they are closed."""
+        """Stop the served objects, and close all connections; fires when the connections are closed."""
         self._stopped = True
         for each in (*self._objects.values(), *self._clients.values()):
             each.stop()
@@ -140,7 +146,7 @@ class FoolscapPort:
 
 
 class _Recent(dict[str, Any]):
-    """Foolscap's record of every tub that ever connected, reduced to the most recent."""
+    """Foolscap's record of the tubs that ever connected, limited to the most recent ones."""
 
     def __setitem__(self, tub_id: str, value: Any) -> None:
         self.pop(tub_id, None)
@@ -152,7 +158,8 @@ class _Recent(dict[str, Any]):
 @implementer(IStreamServerEndpoint)
 class _AcceptedElsewhere:
     """
-    An endpoint that does not listen: it only keeps the factory, for connections that the listener accepts.
+    An endpoint that does not listen. It only keeps the factory, which serves the connections that the
+    listener accepts.
     """
 
     def __init__(self) -> None:

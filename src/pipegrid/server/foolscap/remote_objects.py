@@ -1,6 +1,6 @@
 """
-The share store as Foolscap's remote objects, with errors for clients; every remote call becomes a call of
-the store.
+The share store as Foolscap's remote objects: every remote call becomes a call of the store, and errors become
+errors for clients.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from pipegrid.wire.foolscap_interfaces import (
 )
 from pipegrid.wire.storage_messages import LeaseSecrets, ShareChange, SlotSecrets, UploadSecrets
 
-# Clients get the error's text; paths and causes are only logged.
+# Clients get a text without paths and causes, which are only logged.
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,7 +57,7 @@ _TELLABLE: dict[type[PipegridError], str] = {
 
 
 def answers(operation: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Convert the exceptions of a method to those for clients."""
+    """Decorate a method so that its exceptions become exceptions for clients."""
 
     def decorate(method: Callable[P, T]) -> Callable[P, T]:
         @wraps(method)
@@ -73,7 +73,7 @@ def answers(operation: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def answers_later(operation: str) -> Callable[[Callable[P, Any]], Callable[P, Deferred[Any]]]:
-    """The same for a method that returns a Deferred."""
+    """Decorate a method that returns a Deferred, so that its errors become exceptions for clients."""
 
     def failed(failure: Failure) -> Failure:
         assert isinstance(failure.value, Exception)
@@ -98,7 +98,7 @@ def _fit_for_clients(operation: str, error: Exception) -> PipegridError:
         told: PipegridError = kind(text)
         return told
     if isinstance(error, (UsageError, WrongSecret)):
-        return error  # their text is about the request
+        return error  # their text is only about the request
     if isinstance(error, PipegridError):
         log.error("{operation}: {error}", operation=operation, error=str(error))
     else:
@@ -106,21 +106,23 @@ def _fit_for_clients(operation: str, error: Exception) -> PipegridError:
     return ServerRefused(f"{operation} failed; the server's operator can see why")
 
 
-# An upload belongs to the connection that began it: its secret is created here and not sent to any client,
-# and when the connection is lost, unclosed shares are dropped. ``close`` makes a share visible, and is
-# answered when it is durable; bytes never written are then zeros. A share of which a write failed cannot be
-# closed: clients send ``close`` right after their writes, without waiting for their results. Mutable slots
-# use the same queue as HTTPS.
+# An upload belongs to the connection that began it. Its secret is created by the server and not sent to any
+# client, and when the connection is lost, unclosed shares are dropped. ``close`` makes a share visible, and
+# is answered when the share is durable; bytes never written are zeros. A share cannot be closed after one of
+# its writes failed: clients send ``close`` right after their writes, without waiting for their results.
+# Mutable slots use the same queue as over HTTPS.
 #
 # Source: the format reference, storage protocols, sections 2.3 and 8.
 
 
 Vectors = tuple[list[tuple[int, int, bytes, bytes]], list[tuple[int, bytes]], int | None]
-"""Tests (offset, length, operator, specimen), writes (offset, data) and the new length of one share."""
+"""The tests (offset, length, operator, specimen), writes (offset, data) and new length of one share."""
 
 UPLOAD_SECRET_BYTES = 32
 MAX_READ_BYTES = 64 << 20
-"""The limit of one answer, which is in memory as a whole; clients request one block at a time."""
+"""
+The most bytes in one answer, which is in memory as a whole; clients usually request one block at a time.
+"""
 
 UNKNOWN = Client("unknown")
 
@@ -128,11 +130,11 @@ UNKNOWN = Client("unknown")
 @implementer(RIStorageServer)  # type: ignore[misc]
 class FoolscapStorage(Referenceable):  # type: ignore[misc]
     """
-    The object of a server's fURL.
+    The object to which a server's fURL leads.
 
     Args:
         service: provides the store, the durability and the limit of shares that wait for the disk.
-        owner: the number of the named client that the fURL is for; 0: it is the server's own.
+        owner: the number of the named client that the fURL is for; 0 for the server's own fURL.
     """
 
     def __init__(self, service: GbsService, owner: int = 0) -> None:
@@ -143,7 +145,12 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
 
     @property
     def service(self) -> GbsService:
-        """The service; UsageError if the client was removed."""
+        """
+        The service that carries out calls.
+
+        Raises:
+            UsageError: the client was removed.
+        """
         if self._closed:
             raise UsageError(
                 "this address is not valid any more; ask the server's operator for another"
@@ -158,7 +165,7 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
         return LeaseSecrets(renew_secret, cancel_secret, self._owner)
 
     def close(self) -> None:
-        """Serve no client any more, since the client was removed."""
+        """Reject all further calls, since the client was removed."""
         self._closed = True
         self.stop()
 
@@ -171,7 +178,7 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
 
     @answers("version")
     def remote_get_version(self) -> dict[bytes, Any]:
-        """Return what the server supports."""
+        """Return the version: the features and limits of the server."""
         return pack_version(self._store.version(self._owner))
 
     @answers("allocate")
@@ -184,7 +191,7 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
         allocated_size: int,
         canary: Any,
     ) -> tuple[set[int], dict[int, BucketWriter]]:
-        """Allocate shares, for as long as the client's ``canary`` is connected."""
+        """Allocate shares, which are dropped if the client's ``canary`` disconnects."""
         secret = os.urandom(UPLOAD_SECRET_BYTES)
         numbers = possible_numbers(sharenums)
         secrets = UploadSecrets(self._lease(renew_secret, cancel_secret), secret)
@@ -196,7 +203,7 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
                 for number in answer.allocated
             }
         except PipegridError:
-            for number in numbers:  # those begun so far could not be resumed
+            for number in numbers:  # a client could not resume the shares begun already
                 with suppress(PipegridError):
                     self._store.abort(storage_index, number, secret)
             raise
@@ -207,7 +214,7 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
     def remote_add_lease(
         self, storage_index: bytes, renew_secret: bytes, cancel_secret: bytes
     ) -> Deferred[None]:
-        """Add or renew a lease on every share of the storage index, which may have none."""
+        """Add or renew a lease on every share of the storage index, even if there are none."""
 
         def add() -> None:
             with suppress(NoSuchShare):
@@ -227,7 +234,7 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
     def remote_slot_readv(
         self, storage_index: bytes, shares: list[int], readv: list[tuple[int, int]]
     ) -> Deferred[dict[int, list[bytes]]]:
-        """Read from mutable shares, if any."""
+        """Read from the mutable shares that exist."""
         read = self._store.slots.readv
         data = self._service.slots.read(storage_index, read, storage_index, shares, readv)
         return data.addCallback(_as_lists)
@@ -257,12 +264,14 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
     def remote_advise_corrupt_share(
         self, share_type: bytes, storage_index: bytes, shnum: int, reason: bytes
     ) -> None:
-        """Keep an advisory for the operator, if the share exists."""
+        """Record the client's advisory for the operator, if the share exists."""
         _advise(self.service, storage_index, shnum, reason, share_type == b"mutable")
 
 
 def client_of(canary: Any) -> Client:
-    """Return the client at whose connection a reference arrived; ``UNKNOWN`` without a reference."""
+    """
+    Return the client on whose connection a reference arrived; ``UNKNOWN`` for an object that is no reference.
+    """
     broker = getattr(getattr(canary, "tracker", None), "broker", None)
     if broker is None:
         return UNKNOWN
@@ -272,7 +281,7 @@ def client_of(canary: Any) -> Client:
 
 @attrs.define(eq=False, repr=False)
 class _Batch:
-    """The uploads of one allocation, which are dropped together if the connection is lost."""
+    """The uploads of one allocation; if the connection is lost, all unclosed ones are dropped."""
 
     service: GbsService
     _batches: set[_Batch]
@@ -292,14 +301,14 @@ class _Batch:
         return writers
 
     def ended(self, writer: BucketWriter) -> None:
-        """Remove a writer that has ended; after the last one the connection is not watched any more."""
+        """Remove a writer that has ended; after the last writer, stop watching the connection."""
         self._open.discard(writer)
         if not self._open and self in self._batches:
             self._batches.discard(self)
             self._canary.dontNotifyOnDisconnect(self._marker)
 
     def lost(self) -> None:
-        """Drop the shares that are not closed."""
+        """Drop the shares that are not closed, since the connection is lost."""
         for writer in list(self._open):
             writer.forget()
 
@@ -322,7 +331,8 @@ class BucketWriter(Referenceable):  # type: ignore[misc]
     @answers("write")
     def remote_write(self, offset: int, data: bytes) -> None:
         """
-        Write bytes; if other bytes were written there before, they are rejected, and the upload continues.
+        Write bytes. They are rejected if they differ from bytes written at the same place; the upload then
+        continues.
         """
         self._require_open()
         if offset + len(data) > self._upload.share_bytes:
@@ -339,7 +349,7 @@ class BucketWriter(Referenceable):  # type: ignore[misc]
 
     @answers_later("close")
     def remote_close(self) -> Any:
-        """Make the share visible; answered when it is durable."""
+        """Make the share visible; the answer is sent when the share is durable."""
         self._require_open()
         upload = self._upload
         if self._broken or (self._conflicted and not upload.complete):
@@ -357,7 +367,7 @@ class BucketWriter(Referenceable):  # type: ignore[misc]
         self.forget()
 
     def forget(self) -> None:
-        """End the upload, and remove what was written of the share."""
+        """End the upload, and remove the bytes written of the share."""
         self._end()
         self._upload.discard()
 
@@ -373,7 +383,7 @@ class BucketWriter(Referenceable):  # type: ignore[misc]
 @implementer(RIBucketReader)  # type: ignore[misc]
 class BucketReader(Referenceable):  # type: ignore[misc]
     """
-    One complete share. No file is kept open for it: clients keep many readers, and opening a file takes
+    One complete share. The reader keeps no file open: clients keep many readers, and opening a file takes
     little time compared with a remote call.
     """
 
@@ -384,7 +394,7 @@ class BucketReader(Referenceable):  # type: ignore[misc]
 
     @answers("read")
     def remote_read(self, offset: int, length: int) -> bytes:
-        """Read; fewer bytes, or none, beyond the end."""
+        """Return bytes from an offset; fewer, or none, if the range exceeds the share."""
         if length > MAX_READ_BYTES:
             raise UsageError(f"{length} bytes are too many for one answer; read in parts")
         service = self._storage.service
@@ -394,7 +404,7 @@ class BucketReader(Referenceable):  # type: ignore[misc]
         return data
 
     def remote_advise_corrupt_share(self, reason: bytes) -> None:
-        """Keep an advisory for the operator."""
+        """Record the client's advisory for the operator."""
         _advise(self._storage.service, self._storage_index, self._share_number, reason)
 
 
@@ -406,7 +416,7 @@ async def _commit(service: GbsService, upload: IncomingShare) -> None:
     try:
         await service.commit(upload)
     except PipegridError:
-        upload.discard()  # it could not be resumed
+        upload.discard()  # no client could resume the upload
         raise
 
 

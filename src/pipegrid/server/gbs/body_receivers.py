@@ -25,28 +25,31 @@ from pipegrid.wire import gbs_cbor_bodies
 from pipegrid.wire.gbs_paths_headers import UPLOAD_SECRET
 from pipegrid.wire.storage_messages import Allocation, UploadSecrets
 
-# Share data is written to the incoming file as it arrives, collected only until a write is long enough for
-# a system call; other bodies are collected as a whole, with a limit. The service counts and limits the
-# memory of all.
+# Share data is written to the incoming file as it arrives; only small pieces are collected until they are
+# long enough for a system call. Other bodies are collected as a whole, up to a limit. The service counts and
+# limits the memory of all bodies.
 
 GATHER_BYTES = 128 * 1024
 """
-How much share data is collected before it is written, unless the request ends: one write instead of eight.
+How much share data is collected before it is written, unless the request ends; one write replaces about
+eight.
 """
 
 log = Logger()
 
 
 class Service(Protocol):
-    """What receivers use of their service."""
+    """The part of the GBS service that receivers use."""
 
     large_bytes: int
 
     def hold(self, more_bytes: int, large: bool = False) -> bool:
-        """Count memory for messages, or release it (negative); returns whether it is allowed."""
+        """
+        Count memory for messages, or release it if the number is negative; returns whether that is allowed.
+        """
 
     def received(self, upload: IncomingShare, length: int) -> None:
-        """Count share data that has been written, or rejected."""
+        """Count share data that was written, or was rejected."""
 
     def commit(self, upload: IncomingShare) -> Deferred[None]:
         """Make a complete share durable and visible."""
@@ -60,10 +63,10 @@ class Service(Protocol):
 
 class Receiver(Protocol):
     """
-    Accepts the body of one request, and answers it.
+    Accepts the body of one request, and answers the request.
 
     Attributes:
-        shares: those that its answer waits for, if it is not ready at once.
+        shares: the shares for which the answer waits, if it is not ready at once.
     """
 
     shares: Sequence[ShareKey]
@@ -72,14 +75,14 @@ class Receiver(Protocol):
         """Accept the next bytes of the body."""
 
     def finish(self) -> Answer | Deferred[Answer]:
-        """Return the answer; the body is complete."""
+        """Return the answer; called when the body is complete."""
 
     def abandon(self) -> None:
-        """Stop: the rest of the body will not arrive."""
+        """Stop, since the rest of the body will not arrive."""
 
 
 class Refusal:
-    """Ignores the body, and returns an answer that was decided before."""
+    """Ignores the body, and returns a given answer."""
 
     shares: Sequence[ShareKey] = ()
 
@@ -95,7 +98,7 @@ class Refusal:
         return self._service.count(self._name, self._answer)
 
     def abandon(self) -> None:
-        """Do nothing: nothing of the body was kept."""
+        """Do nothing, since no part of the body was kept."""
 
 
 class Call:
@@ -103,8 +106,8 @@ class Call:
     Collects a small body, and calls a function with it.
 
     Attributes:
-        body: what has arrived.
-        refusal: the answer, if it is rejected already.
+        body: the bytes that have arrived.
+        refusal: the answer, if the request is rejected already.
     """
 
     def __init__(
@@ -124,7 +127,7 @@ class Call:
         self._held_bytes = 0
 
     def write(self, data: bytes) -> None:
-        """Collect bytes, up to the limit; bodies that are not used are dropped."""
+        """Collect bytes up to the limit; drop the bytes of bodies that are not used."""
         if not self._limit_bytes or self.refusal is not None:
             return
         if len(self.body) + len(data) > self._limit_bytes:
@@ -135,7 +138,7 @@ class Call:
             self.body += data
 
     def refuse(self, answer: Answer) -> None:
-        """Answer this, whatever else arrives."""
+        """Set the answer that rejects the request; the rest of the body is ignored."""
         self.refusal = answer
         self._release()
 
@@ -148,7 +151,7 @@ class Call:
         except Exception as error:
             answer = self.service.answer_error(self._operation, error)
         if isinstance(answer, Deferred):
-            # Until then the request is in memory, in its parsed form.
+            # Until there is an answer, the request is in memory, in its parsed form.
             answer.addErrback(self._failed).addCallback(self._ended)
             return answer.result if answer.called and isinstance(answer.result, Answer) else answer
         return self._ended(answer)
@@ -157,7 +160,10 @@ class Call:
         self._release()
 
     def charge(self, more_bytes: int) -> bool:
-        """Count memory for the parsed body until there is an answer; returns whether it is allowed."""
+        """
+        Count memory for the body, collected or parsed, until there is an answer; returns whether that is
+        allowed.
+        """
         large = self._held_bytes + more_bytes > self.service.large_bytes
         if not self.service.hold(more_bytes, large):
             return False
@@ -187,7 +193,7 @@ def reason_of(failure: Failure) -> Exception:
 
 
 class ReadService(Service, Protocol):
-    """What reads from shares within a message need in addition to ``Service``."""
+    """The part of the GBS service that reads several shares for one message, in addition to ``Service``."""
 
     store: ShareStore
     sent_bytes: int
@@ -197,8 +203,8 @@ def read_part(
     service: ReadService, storage_index: bytes, share_number: int, offset: int, length: int
 ) -> bytes | int:
     """
-    Return bytes of an immutable share, fewer beyond its end; or the HTTP status with which a ``GET`` of them
-    would be rejected.
+    Return bytes of an immutable share, fewer if the range exceeds the share. If a ``GET`` of these bytes
+    would be rejected, return its HTTP status.
     """
     try:
         if share_number > MAX_SHARE_NUMBER:
@@ -216,11 +222,12 @@ class InSteps(Call):
     """
     A call that is carried out in steps, in as many turns as needed.
 
-    Later requests of the connection wait, so the result is the same as if it were carried out at once.
+    Later requests of the connection wait until all steps are done, so the result is the same as without
+    steps.
 
     Args:
-        steps: given the body, returns an iterator that does one step at a time. Its exceptions are
-            answered.
+        steps: called with the body; returns an iterator that does one step at a time. Its exceptions become
+            the answer.
     """
 
     def __init__(
@@ -236,7 +243,7 @@ class InSteps(Call):
         self._steps: Iterator[object] | None = None
 
     def advance(self, turns: FairTurns[Any]) -> bool:
-        """Do at least one step; returns whether that was the last, and ``finish`` may be called."""
+        """Do at least one step; returns whether all steps are done, so that ``finish`` may be called."""
         if self._steps is None:
             if self.refusal is not None:
                 return True
@@ -265,7 +272,7 @@ class Write:
         self._answer: Answer | None = None
 
     def write(self, data: bytes) -> None:
-        """Collect a little, and write the rest."""
+        """Collect bytes, and write them to the file when there are enough."""
         if len(data) > self._left:  # the body may be longer than its range
             data = data[: self._left]
         if not data or self._answer is not None:
@@ -277,7 +284,7 @@ class Write:
             self._write_out()
 
     def finish(self) -> Answer | Deferred[Answer]:
-        """Acknowledge the write; if the share is complete, when it is durable."""
+        """Return the acknowledgement of the write; if the share is complete, after it is durable."""
         service = self._service
         if self._pieces:
             self._write_out()
@@ -296,12 +303,15 @@ class Write:
         return service.count("write", answer)
 
     def abandon(self) -> None:
-        """Keep what has arrived, so that the client may resume. A complete share is stored."""
+        """
+        Keep the bytes that have arrived, so that the client may resume. If the share is complete, store it.
+        """
         if self._pieces:
             self._write_out()
         upload = self._upload
         if self._answer is None and upload.complete and upload.is_open:
-            # It stays open until then, and no client may ever ask for it again.
+            # An uncommitted complete share would stay open, perhaps for ever: its client may never ask for it
+            # again.
             self._service.commit(upload).addErrback(self._answer_to)  # logs it
             return
         try:
@@ -330,7 +340,7 @@ class Write:
 
 
 class ShareStream:
-    """Part of a share, read while it is sent."""
+    """A range of a share, which is read while it is sent."""
 
     def __init__(self, reader: ShareReader, begin: int, end: int) -> None:
         self.length = end - begin
@@ -340,8 +350,8 @@ class ShareStream:
 
     def read(self) -> bytes:
         size = min(STREAM_PIECE_BYTES, self._end - self._at)
-        # If the rest cannot be read, the connection must end: the client would take the next answer for the
-        # rest.
+        # An exception ends the connection. Otherwise the client would take the next answer for the rest of
+        # the share.
         data = self._reader.read_exactly(self._at, size)
         self._at += size
         return data
@@ -358,10 +368,11 @@ def is_over_quota(
     owner: int,
 ) -> bool:
     """
-    Return whether an allocation of shares has no effect because of the quota, the server's or that of the
-    named client with the number ``owner``.
+    Return whether an allocation has no share because of a quota, either the server's or that of the named
+    client with the number ``owner``.
 
-    Then the client learns that; other refusals have no reason.
+    Clients get an error only for this reason; other rejected shares are missing from the answer without a
+    reason.
     """
     if not wanted or allocation.allocated or allocation.already_have:
         return False
@@ -373,7 +384,7 @@ class AllocateCall(InSteps):
     A request to allocate shares of one file; with many shares it takes several turns.
 
     Args:
-        headers: whole lines to add to the answer.
+        headers: whole header lines to add to the answer.
     """
 
     def __init__(

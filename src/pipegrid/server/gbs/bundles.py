@@ -1,6 +1,6 @@
 """
-Carries out bundles: many small uploads or reads in one request, each as its own requests would be
-(``wire.gbs_bundles``).
+Carries out bundles: many small uploads or reads in one request, each with the same result as in a request of
+its own (``wire.gbs_bundles``).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _JUST = {number: frozenset({number}) for number in range(MAX_SHARE_NUMBER + 1)}
 
 
 class BundleService(Service, Protocol):
-    """What bundles need in addition to ``Service``."""
+    """The part of the GBS service that bundles use in addition to ``Service``."""
 
     store: ShareStore
 
@@ -49,10 +49,10 @@ class BundleService(Service, Protocol):
         """Whether shares that arrive as a whole may be stored without a name until they are durable."""
 
     def reserve(self, shares: int) -> None:
-        """Count shares that wait to become durable, before they do; a negative number releases them."""
+        """Count shares that will wait to become durable, before they do; a negative number releases them."""
 
     def has_space_for(self, shares: int) -> bool:
-        """Return whether this many more shares may wait to become durable."""
+        """Return whether this number of further shares may wait to become durable."""
 
     def commit_each(
         self, uploads: Sequence[IncomingShare], ended: Callable[[IncomingShare, Ending], None]
@@ -64,10 +64,10 @@ class Bundle(InSteps):
     """
     Receives a bundle, and carries it out.
 
-    ``owner`` is the number of the named client that sends it, or 0.
+    ``owner`` is the number of the named client that sends the bundle, or 0.
 
-    If one upload is rejected, the others continue. The answer waits until every received share is durable,
-    so that a bundle is one group for the disk, as many consecutive requests are.
+    If one upload is rejected, the others continue. The answer waits until every received share is durable, so
+    the shares of a bundle become durable as one group, like those of many consecutive requests.
     """
 
     def __init__(
@@ -81,17 +81,18 @@ class Bundle(InSteps):
         self._unpacking: Iterator[None] | None = None
         self._answers: list[BundledAnswer] = []
         self._done: Deferred[Answer] = Deferred()
-        self._committing: dict[IncomingShare, dict[int, int]] = {}  # with the place for its status
+        self._committing: dict[IncomingShare, dict[int, int]] = {}  # each with its dict of statuses
         self._reserved = 0
-        self._takes_whole = False  # not determined yet
+        self._takes_whole = False  # determined in ``_carry_out``
 
     def may_begin(self, committing: Container[bytes]) -> bool:
         """
-        Return whether it may be carried out now, or has been begun; its body is complete.
+        Return whether the bundle, whose body is complete, may be carried out now; True if this has begun
+        already.
 
         Args:
             committing: storage indexes of shares of this connection that are becoming durable. A bundle that
-                names one of them waits, as an allocation does, or it would not see that share.
+                names one of them waits, like an allocation; otherwise it would not see that share.
         """
         if self._steps is not None:
             return True
@@ -102,7 +103,7 @@ class Bundle(InSteps):
         )
 
     def unpack(self, turns: FairTurns[Any]) -> bool:
-        """Parse the complete body in steps; returns whether that is finished, and the turn is not over."""
+        """Parse the complete body in steps; returns whether parsing is finished and the turn is not over."""
         if self._unpacking is None:
             self._unpacking = iter(())
             if self.refusal is None:
@@ -116,11 +117,14 @@ class Bundle(InSteps):
             self.refuse(responses.text(400, str(error)))
         if not self.body:
             return True
-        self.body.clear()  # its parsed form is in memory now
+        self.body.clear()  # its parsed form replaces it
         return not turns.over
 
     def abandon(self) -> None:
-        """Stop, since the client is gone. Shares that were begun are stored; the rest is not."""
+        """
+        Stop, since the client is gone. Shares whose writing has begun are stored; the rest of the bundle is
+        dropped.
+        """
         super().abandon()
         if self._steps is not None:
             self._uploads = []
@@ -166,7 +170,10 @@ class Bundle(InSteps):
     def _take_whole(
         self, wanted: BundledUpload, statuses: dict[int, int]
     ) -> Generator[None, None, frozenset[int]]:
-        """Store shares in one call each, if possible, as for most bundles; returns their numbers."""
+        """
+        If possible, as for most bundles, store each share with one call; returns the numbers of the stored
+        shares.
+        """
         taken = _NONE
         if not (self._takes_whole and _is_whole(wanted)):
             return taken
@@ -176,10 +183,8 @@ class Bundle(InSteps):
                     wanted.storage_index, number, data, wanted.secrets
                 )
             except Exception as error:
-                self.service.answer_error(
-                    Operation.ALLOCATE, error
-                )  # an error of our own is logged
-                return taken  # the usual allocation reports the reason
+                self.service.answer_error(Operation.ALLOCATE, error)  # logs an error of the server
+                return taken  # ``_allocate`` reports the reason
             if share is None:
                 return taken
             self._service.received(share, len(data))
@@ -192,8 +197,8 @@ class Bundle(InSteps):
         self, wanted: BundledUpload, taken: frozenset[int]
     ) -> Generator[None, None, Allocation | int]:
         """
-        Allocate the others; shares that were stored already count as allocated, whatever the outcome of the
-        others.
+        Allocate the shares that are not in ``taken``; those in ``taken`` are already stored and count as
+        allocated even if this fails.
         """
         if taken and len(taken) == len(wanted.share_numbers):
             return Allocation(_NONE, taken)
@@ -217,7 +222,7 @@ class Bundle(InSteps):
     def _write(
         self, wanted: BundledUpload, number: int, data: bytes, statuses: dict[int, int]
     ) -> IncomingShare | None:
-        """Write one whole share; returns it if it has to become durable now."""
+        """Write a share; returns its upload if it is complete and must become durable."""
         service = self._service
         try:
             if number > MAX_SHARE_NUMBER:
@@ -233,7 +238,7 @@ class Bundle(InSteps):
                 service.received(upload, len(data))
             if upload.complete:
                 return upload
-            upload.checkpoint()  # more was allocated before, with the same secret
+            upload.checkpoint()  # the secret's earlier allocation has a larger size
             statuses[number] = responses.OK.status
         except Exception as error:
             statuses[number] = service.answer_error(Operation.WRITE, error).status
@@ -255,13 +260,13 @@ class Bundle(InSteps):
 
 
 def _owned(upload: BundledUpload, owner: int) -> BundledUpload:
-    """Return an upload whose lease is that of a named client."""
+    """Return an upload in which the lease belongs to a named client."""
     secrets = upload.secrets._replace(lease=upload.secrets.lease._replace(owner=owner))
     return attrs.evolve(upload, secrets=secrets)
 
 
 def _is_whole(wanted: BundledUpload) -> bool:
-    """Return whether all requested shares are included, each with the right length."""
+    """Return whether an upload has all requested shares, each with the right length."""
     shares = wanted.shares
     return (
         len(shares) == len(wanted.share_numbers)
@@ -278,7 +283,7 @@ _ITEM_BYTES = 64
 
 class ReadBundle(InSteps):
     """
-    Receives a bundle, and reads one share in each step.
+    Receives a bundle of reads, and reads one share in each step.
 
     If one read is rejected, the others are answered.
     """
@@ -294,7 +299,8 @@ class ReadBundle(InSteps):
         except ValueError as error:
             self.refuse(responses.text(400, str(error)))
             return
-        # Before anything is read: what many clients ask for must not be in memory at the same time.
+        # Count the memory before anything is read: the shares that many clients ask for must not be in memory
+        # at the same time.
         if not self.charge(sum(_ITEM_BYTES + each.length for each in reads)):
             self.refuse(responses.BUSY)
             return

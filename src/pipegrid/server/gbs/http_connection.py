@@ -1,4 +1,6 @@
-"""Clients' HTTP connections to the GBS server: input, turns, timeouts, and the factory."""
+"""
+Clients' HTTP connections to the GBS server: input, turns and timeouts; and the factory of these connections.
+"""
 
 from __future__ import annotations
 
@@ -36,25 +38,26 @@ from pipegrid.server.gbs.responses import Answer
 from pipegrid.server.gbs.storage_operations import GbsService
 from pipegrid.storage.uploads.eviction import Client, address_of
 
-# httptools cannot be stopped within its input. So it gets at most 16 KiB at a time, or as much of a body as
-# was announced; the rest waits here, at most what the transport had read already.
+# httptools cannot be stopped while it parses. So it gets at most 16 KiB at a time, or as much of a body as
+# was announced. The rest of the input, at most what the transport had already read, waits in ``ReadBuffer``.
 
 FEED_BYTES = 16384
 UNAUTHENTICATED_FEED_BYTES = 1024
 """
-The same before the secret was shown: a request of 18 bytes takes a kilobyte of memory, and unauthenticated
-clients may send only a few.
+How much is parsed at once before the client has shown the secret: a request of 18 bytes takes a kilobyte of
+memory, and unauthenticated clients may send only a few.
 """
 UNAUTHENTICATED_RECEIVE_BYTES = 4 * 1024
 RECEIVE_BYTES = 64 * 1024
 """
-How much is read from the socket at a time; a thousand clients that do not read answers may each have this
-much waiting.
+The most bytes read from the socket at once; each of a thousand clients that do not read answers may make this
+much wait in memory.
 """
 BULK_RECEIVE_BYTES = 128 * 1024
 """
-The same within a long body, which is written to the disk as it arrives. With 512 KiB, which do not stay in
-the processor's cache between two steps, a megabyte took half as much time again.
+The most bytes read from the socket at once within a long body, which is written to the disk as it arrives.
+With 512 KiB, which do not stay in the processor's cache between two steps, a megabyte took one and a half
+times as long.
 """
 
 
@@ -63,9 +66,9 @@ class ReadBuffer:
     The input buffer of one connection.
 
     Attributes:
-        waiting: what was read and not parsed.
-        least_bytes: how much may be parsed at once, whatever it is.
-        paused: nothing is read now.
+        waiting: the bytes that were read and not parsed.
+        least_bytes: the most bytes that are parsed at once outside a body; within a body there may be more.
+        paused: whether reading is paused.
     """
 
     __slots__ = ("_bulk", "_order", "_transport", "least_bytes", "paused", "waiting")
@@ -79,12 +82,12 @@ class ReadBuffer:
         self.paused = False
 
     def attach(self, transport: Any) -> None:
-        """Read from a transport of an unauthenticated client."""
+        """Set the transport to read from; its client is not authenticated yet."""
         self._transport = transport
         set_bulk_buffers(transport, UNAUTHENTICATED_RECEIVE_BYTES)
 
     def become_known(self) -> bool:
-        """Record that the secret was shown; returns whether it was for the first time."""
+        """Record that the client has shown the secret; returns whether this is the first time."""
         if self.least_bytes == FEED_BYTES:
             return False
         self.least_bytes = FEED_BYTES
@@ -92,13 +95,13 @@ class ReadBuffer:
         return True
 
     def body_begins(self) -> None:
-        """Adapt the read size to the length of the body."""
+        """Adapt the size of reads to the length of the body."""
         if (self._order.body_left > RECEIVE_BYTES) != self._bulk:
             self._bulk = not self._bulk
             set_bulk_buffers(self._transport, BULK_RECEIVE_BYTES if self._bulk else RECEIVE_BYTES)
 
     def next_piece(self) -> bytes:
-        """Return what to parse next; a body, however long, is one event."""
+        """Remove and return the bytes to parse next; a body may be one piece however long it is."""
         data, limit = self.waiting.popleft(), self.least_bytes
         if self._order.receiver is not None:
             limit = max(limit, self._order.body_left)
@@ -117,22 +120,25 @@ class ReadBuffer:
                 self._transport.pauseProducing()
 
 
-# Closed are: connections that were silent for 60 s and have no unanswered request; clients whose heads and
-# small bodies take longer than that; and clients that have read nothing of their answers for ten minutes.
-# An unauthenticated client has 30 s each for the TLS handshake and a first request, for a head, and for the
-# body of a rejected request.
+# The server closes these connections: those that were silent for 60 s and have no unanswered request; those
+# whose heads take longer than 30 s, or whose messages take longer than 60 s; and those whose clients have
+# read nothing of their answers for ten minutes. An unauthenticated client has 30 s each for the TLS handshake
+# and a first request, for a head, and for the body of a rejected request.
 
 IDLE_TIMEOUT_S = 60.0
 HEAD_TIMEOUT_S = 30.0
-BODY_TIMEOUT_S = 60.0  # for bodies that are messages; share data only has to keep arriving
+BODY_TIMEOUT_S = 60.0  # for messages; share data must only keep arriving
 BODY_BYTES_PER_S = 1000
-"""A message that arrives at this rate may take longer: changes of mutable files contain share data."""
+"""
+The lowest rate at which a message may exceed the time limit, since changes of mutable files contain share
+data.
+"""
 STUCK_TIMEOUT_S = 600.0
 CLOSE_TIMEOUT_S = 30.0
 
 
 class CloseReason(Enum):
-    """Why a connection is closed; the value is a clause for the log, or empty."""
+    """Why a connection is closed; the value is a clause for the log, or empty if the reason is not logged."""
 
     STUCK = "it does not read its answers"
     REQUEST = "its request makes no progress"
@@ -146,9 +152,9 @@ class ActivityTimes:
     Times of the last events, by the clock of ``turns``.
 
     Attributes:
-        heard_s: bytes arrived.
-        began_s: a request, or the connection, began.
-        moved_s: the transport became full, or writable again.
+        heard_s: when bytes arrived.
+        began_s: when a request, or the connection, began.
+        moved_s: when the transport became full, or writable again.
     """
 
     heard_s: float
@@ -160,11 +166,12 @@ def overdue(
     now_s: float, moments: ActivityTimes, order: RequestOrder, in_head: bool, queued: bool
 ) -> CloseReason | None:
     """
-    Return which time limit the connection has exceeded, or None; it is not closing.
+    Return why a connection must be closed, or None if it has exceeded no time limit. The connection must not
+    be closing already.
 
     Args:
-        in_head: a head has begun, and is not complete.
-        queued: parsed input waits to be carried out.
+        in_head: whether a head has begun and is not complete.
+        queued: whether parsed input waits to be processed.
     """
     if not order.can_write:
         return CloseReason.STUCK if now_s - moments.moved_s > STUCK_TIMEOUT_S else None
@@ -172,7 +179,7 @@ def overdue(
     if in_head and not queued:
         return CloseReason.REQUEST if since_s > HEAD_TIMEOUT_S else None
     if order.unanswered or queued:
-        return None  # its client waits for the server's answer
+        return None  # the client waits for the server's answer
     if order.receives_message:
         more_s = order.message_bytes / BODY_BYTES_PER_S
         return CloseReason.REQUEST if since_s > BODY_TIMEOUT_S + more_s else None
@@ -184,23 +191,23 @@ def overdue(
 
 # ``RequestOrder`` carries out and answers the requests; ``request_order`` has the tables of states.
 #
-# While a request must wait for its turn, nothing more is read, and what the parser finds after it is queued
-# (``_events``). The connection is its transport's producer as long as it lives: registering one for each
-# answer fails when a long answer begins while the transport is full. ``tick`` is called every few seconds
-# for the time limits. How long a connection has been useless, ``quiet_s``, decides which one is closed when
-# there are too many (``ConnectionLimits``).
+# While a request must wait for its turn, nothing more is read, and later events of the parser are queued
+# (``_events``). The connection is its transport's producer for its whole life, since registering a producer
+# for each answer fails if a long answer begins while the transport is full. ``tick`` is called every few
+# seconds to check the time limits. If there are too many connections, the one that has been useless longest
+# (``quiet_s``) is closed (``ConnectionLimits``).
 
 USEFUL_BYTES = 4096
-"""Of a body: with fewer bytes since the last useful event, the connection is useless."""
+"""How many bytes of a body make a connection useful again."""
 log = Logger()
 
 _CONNECTIONS = itertools.count(1)
-_END = b""  # among the events: the request's body is complete
+_END = b""  # an event: the body of the request is complete
 
 
 @attrs.frozen
 class _Broken:
-    """Among the events: the input after this is not HTTP, or exceeds a limit."""
+    """An event: the input from here on is not HTTP, or exceeds a limit."""
 
     answer: Answer
     reason: str
@@ -209,11 +216,11 @@ class _Broken:
 @implementer(IPushProducer)
 class GbsConnection(Protocol):
     """
-    One client's connection; in the reactor's thread only.
+    One client's connection; used only in the reactor's thread.
 
     Attributes:
-        place: its address, as ``turns`` counts them.
-        spending: the time spent on it.
+        place: the client's address, as ``turns`` counts it.
+        spending: the time that the server has spent on the connection.
     """
 
     transport: Any
@@ -234,16 +241,16 @@ class GbsConnection(Protocol):
         self._closing_since_s = now_s
         self._moments = ActivityTimes(now_s, now_s, now_s)
         self._useful_s = now_s
-        self._useful_left = 0  # of the body, at that time
+        self._useful_left = 0  # of the body, at ``_useful_s``
         self.on_known: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
         return f"<GbsConnection, {len(self._events)} queued, {self._order!r}>"
 
-    # Called by Twisted.
+    # Methods that Twisted calls.
 
     def connectionMade(self) -> None:
-        """Become the transport's producer for good."""
+        """Become the transport's producer for the life of the connection."""
         transport = self.transport
         if hasattr(transport, "setTcpNoDelay"):
             transport.setTcpNoDelay(True)
@@ -255,7 +262,7 @@ class GbsConnection(Protocol):
         self._site.connected(self)
 
     def dataReceived(self, data: bytes) -> None:
-        """Accept bytes in any split."""
+        """Accept bytes, however the input is split."""
         self._moments.heard_s = self._turns.start()
         if self._order.ended or self._parser.broken:
             return
@@ -264,7 +271,7 @@ class GbsConnection(Protocol):
             intake.waiting or self._events or order.unanswered
         )
         if in_body and not order.attended and len(data) <= max(intake.least_bytes, order.body_left):
-            # Most bytes arrive in the middle of a body, where nothing needs to be decided.
+            # Most bytes arrive in the middle of a body, where they need no decision.
             self._feed(data)
             if order.receiver is not None and not (self._events or order.unanswered):
                 if self._useful_left - order.body_left >= USEFUL_BYTES:
@@ -276,7 +283,7 @@ class GbsConnection(Protocol):
         self._work()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """Keep what was received; drop what was not answered."""
+        """Keep the bytes that were received, and drop the answers that were not sent."""
         self._order.lose()
         self._events.clear()
         self._intake.waiting.clear()
@@ -293,9 +300,9 @@ class GbsConnection(Protocol):
         self._work()
 
     def stopProducing(self) -> None:
-        """Do nothing: the connection is lost, and ``connectionLost`` follows."""
+        """Do nothing, since the connection is lost and ``connectionLost`` follows."""
 
-    # Called by the site.
+    # Methods that the site calls.
 
     def tick(self, now_s: float) -> None:
         """Close the connection if it has exceeded a time limit."""
@@ -323,28 +330,29 @@ class GbsConnection(Protocol):
 
     def _note_use(self) -> None:
         """
-        Record that a request has begun, or enough of a body has arrived.
+        Record that the connection is useful: a request has begun, or enough of a body has arrived.
 
-        This is recorded at once: an earlier version computed it only when there were too many connections.
-        All those never examined then counted as useful at that moment, and a new one was rejected instead.
+        This must be recorded when it happens: an earlier version computed it only when there were too many
+        connections. All connections that it had never examined then counted as just used, and a new
+        connection was rejected instead.
         """
         self._useful_s = self._moments.heard_s
         self._useful_left = self._order.body_left
 
     def drain(self) -> None:
-        """Answer the requests that have begun, then close."""
+        """Answer the requests that have begun, then close the connection."""
         order = self._order
         order.move(ServerEvent.DRAINS)
         if not order.unanswered and order.receiver is None:
             self._close()
 
     def abort(self) -> None:
-        """Close the connection at once, without sending the rest."""
+        """Close the connection at once, without sending the remaining answers."""
         if not self._order.lost:
             self.transport.abortConnection()
 
     def send_ready(self) -> None:
-        """Send the answers that have become ready; the site calls it once for many."""
+        """Send the answers that have become ready; the site calls this once for several answers."""
         self._turns.start()
         self._work()
 
@@ -354,14 +362,14 @@ class GbsConnection(Protocol):
         self._turns.start()
         self._work()
 
-    # Called by the parser.
+    # Methods that the parser calls.
 
     def request_began(self) -> None:
-        """Start the time limit of a head."""
+        """Start the time limit of a request's head."""
         self._moments.began_s = self._moments.heard_s
 
     def head_found(self, request: Request) -> None:
-        """Begin with a request, or queue it."""
+        """Begin a request, or queue it."""
         if self._events or not self._order.may_begin(request):
             self._events.append(request)
         else:
@@ -378,7 +386,7 @@ class GbsConnection(Protocol):
             self._events.append(_END)
 
     def nonsense_found(self, answer: Answer, reason: str) -> None:
-        """Answer the requests before this, then this, then close."""
+        """Queue an error answer: the connection answers the previous requests, sends it, and closes."""
         self._intake.waiting.clear()
         self._events.append(_Broken(answer, reason))
 
@@ -386,9 +394,10 @@ class GbsConnection(Protocol):
 
     def _work(self) -> None:
         """
-        Do all that can be done now: send, begin, parse; read only if nothing is left.
+        Do all work that is possible now: send, begin requests, parse. Read more only if nothing is left to
+        do.
 
-        Ready answers are sent in any case; the rest happens in the connection's turn.
+        Ready answers are sent at once; the rest is done only if the connection has a turn.
         """
         order, intake = self._order, self._intake
         if order.attended or order.lost:
@@ -420,7 +429,7 @@ class GbsConnection(Protocol):
             order.attended = False
 
     def _handle_events(self) -> bool:
-        """Handle queued events until one must wait; returns whether any was handled."""
+        """Handle queued events until one must wait; returns whether at least one was handled."""
         events = self._events
         order = self._order
         handled = False
@@ -453,7 +462,7 @@ class GbsConnection(Protocol):
 
     def _refuse(self, broken: _Broken) -> None:
         if self._order.life is not ConnectionLife.OPEN:
-            return  # after the last request of a connection anything may follow
+            return  # input after a connection's last request is ignored
         self._site.note_hostile(self._peer(), broken.reason)
         self._order.refuse(broken.answer)
 
@@ -462,7 +471,9 @@ class GbsConnection(Protocol):
         self.transport.abortConnection()
 
     def _feed(self, data: bytes) -> None:
-        """Parse data, at most as much as ``ReadBuffer`` allows; what is found is handled, or queued."""
+        """
+        Parse data, at most as much as ``ReadBuffer`` allows; the parser's calls handle or queue the events.
+        """
         try:
             self._parser.feed(data)
         except httptools.HttpParserCallbackError:
@@ -478,7 +489,7 @@ class GbsConnection(Protocol):
         self._intake.waiting.clear()
         self._order.move(ServerEvent.CLOSES)
         self._order.abandon()
-        self._intake.read_on(True)  # TLS has to receive close_notify
+        self._intake.read_on(True)  # TLS must receive close_notify
         self.transport.unregisterProducer()
         self.transport.loseConnection()
 
@@ -486,7 +497,7 @@ class GbsConnection(Protocol):
         return str(getattr(self.transport.getPeer(), "host", "somebody"))
 
     def _check_invariants(self) -> None:
-        """Check invariants between two calls, in tests."""
+        """Check in tests that the invariants hold between two calls."""
         order = self._order
         order._check_invariants()
         assert not order.attended, "it works only while it is called"
@@ -500,16 +511,16 @@ class GbsConnection(Protocol):
             assert self._intake.paused, "it reads on only if nothing is left to do"
 
 
-# The GBS connections of a server: their common clock, log and end. ``PortListener`` accepts a limited
-# number, and distinguishes TLS from Foolscap by the first bytes.
+# The site has the GBS connections of a server, with one clock, log and shutdown. ``PortListener`` accepts a
+# limited number of connections, and distinguishes TLS from Foolscap by the first bytes.
 
 TICK_S = 5.0
 GRACE_S = 10.0
 _LINES_PER_TICK = 20
 MANY = 128
 """
-Number of connections. Each may hold 128 KiB of share data; after many were closed, memory is given back to
-the system.
+Number of connections, each of which may hold 128 KiB of share data. After at least this many, when most are
+closed, memory is given back to the system.
 """
 
 
@@ -521,9 +532,9 @@ class GbsSite(Factory):
         clock: for timeouts.
 
     Attributes:
-        connections: those that are open.
-        accepted: how many there have been.
-        refused: how many, on the whole port, were rejected or closed for others.
+        connections: the open connections.
+        accepted: the number of connections accepted so far.
+        refused: how many connections on the whole port were rejected, or closed to make space for others.
         turns: the scheduler.
     """
 
@@ -535,7 +546,7 @@ class GbsSite(Factory):
         self.accepted = 0
         self.refused = 0
         self.turns: FairTurns[GbsConnection] = FairTurns(clock)
-        self._most = 0  # the largest number of connections since memory was given back
+        self._most = 0  # the most connections since memory was given back
         self._clock = clock
         self._ready: list[GbsConnection] = []
         self._timer = Timer(clock, self._tick)
@@ -556,12 +567,13 @@ class GbsSite(Factory):
         return GbsConnection(self, self.service, self.seconds())
 
     def seconds(self) -> float:
-        """Return the seconds of the clock that all connections share."""
+        """Return the time in seconds, by the clock that all connections share."""
         return self._clock.seconds()
 
     def stop(self) -> Deferred[None]:
         """
-        Let every connection answer the requests it has begun, for 10 s at most; fires when all are closed.
+        Let every connection answer the requests that it has begun, for at most 10 s; fires when all are
+        closed.
         """
         if self._stopping is None:
             self._stopping = Waiters()
@@ -573,10 +585,10 @@ class GbsSite(Factory):
         self._look_stopped()
         return stopped
 
-    # Called by connections.
+    # Methods that connections call.
 
     def connected(self, connection: GbsConnection) -> None:
-        """Add a connection, and call its ``tick`` from now on."""
+        """Add a connection, and call its ``tick`` regularly from now on."""
         self.connections.add(connection)
         self._most = max(self._most, len(self.connections))
         self._timer.set(TICK_S)
@@ -590,12 +602,15 @@ class GbsSite(Factory):
         self._look_stopped()
 
     def has_ready(self, connection: GbsConnection) -> None:
-        """Call its ``send_ready`` once, soon: shares become durable in groups."""
+        """
+        Call the ``send_ready`` of a connection soon, and once for several answers, since shares become
+        durable in groups.
+        """
         self._ready.append(connection)
         self._sending.set(0)
 
     def note_hostile(self, peer: str, reason: str) -> None:
-        """Log why a client was rejected, with a limit of lines."""
+        """Log why a client was rejected; the number of lines is limited."""
         if self._lines_left:
             self._lines_left -= 1
             log.info("turned {peer} away: {reason}", peer=peer, reason=reason)
@@ -625,7 +640,7 @@ class GbsSite(Factory):
         self.service.tidy()
         if self._most >= MANY and len(self.connections) <= self._most // 4:
             self._most = len(self.connections)
-            gc.collect()  # connections and their TLS refer to each other
+            gc.collect()  # connections and their TLS are reference cycles
             process_settings.trim_heap()
 
     def _abort_all(self) -> None:

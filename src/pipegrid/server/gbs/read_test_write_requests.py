@@ -1,5 +1,5 @@
 """
-GBS requests for mutable slots, and the queue that orders them.
+GBS requests for mutable slots, and the queue that orders these requests.
 
 Source: the format reference, storage protocols, section 1.7.
 """
@@ -34,8 +34,9 @@ from pipegrid.wire.gbs_paths_headers import WRITE_ENABLER
 from pipegrid.wire.storage_messages import SlotResult, SlotSecrets
 
 # Calls that sync wait for the disk, so they run in a worker thread. Calls that only read take less time than
-# a change of threads, and run in the reactor's thread; but there they would wait for the slot's lock if
-# another thread held it. So calls for one slot wait for each other, which also keeps their order.
+# switching threads, so they run in the reactor's thread. But the reactor would wait for the slot's lock if a
+# worker held it. So each call for a slot waits until the previous one has ended, which also keeps their
+# order.
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -45,11 +46,11 @@ class SlotQueue:
     """
     Runs the calls for one slot one after the other, in order.
 
-    Both protocols share one queue, since a client that writes over one may read over the other. The callers
-    limit how many calls wait: a connection has only a few unanswered requests.
+    Both protocols share one queue, since a client may write over one protocol and read over the other. The
+    callers limit how many calls wait: a connection has only a few unanswered requests.
 
     Attributes:
-        durable: whether the policy requires syncing what was written; pass it to ``Slots``.
+        durable: whether the policy requires syncing written data; pass it to ``Slots``.
     """
 
     def __init__(self, durability: GroupCommit) -> None:
@@ -70,12 +71,13 @@ class SlotQueue:
         self, storage_index: bytes, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> Deferred[T]:
         """
-        Call a function that only reads, in this thread; at once unless a write to this slot is running.
+        Call a function that only reads, in this thread; at once unless an earlier call for this slot is
+        running.
         """
         return self._call(storage_index, lambda: execute(function, *args, **kwargs))
 
     def _call(self, storage_index: bytes, start: Callable[[], Deferred[T]]) -> Deferred[T]:
-        # Cancelling stops the waiting; the call runs nevertheless.
+        # Cancelling stops only the waiting; the function is called nevertheless.
         outcome: Deferred[T] = Deferred()
 
         def start_and_report() -> Deferred[Any]:
@@ -93,7 +95,7 @@ class SlotQueue:
         return outcome
 
     def _run(self, storage_index: bytes) -> None:
-        """Run waiting calls, until one is not finished at once."""
+        """Run waiting calls, until one does not finish at once."""
         waiting = self._busy[storage_index]
         while waiting:
             running = waiting.popleft()()
@@ -105,22 +107,22 @@ class SlotQueue:
 
 SPOOL_BYTES = 1 << 20
 """
-Memory counted for a request on the disk, without its small parts; half of it collects bytes for the next
-write.
+The memory counted for a request on the disk, without its small parts; half of it is for bytes collected for
+the next write.
 """
 INLINE_ANSWER_BYTES = 64 * 1024
-"""Longer answers are counted, and sent in pieces."""
+"""Answers longer than this are counted, and sent in pieces."""
 
 
 class SpooledRequest:
     """
     A read-test-write that is too long for memory: its large strings are in an unnamed file.
 
-    One client may send many such requests at the same time, so each counts ``SPOOL_BYTES`` against the
-    memory for messages, in addition to its small parts.
+    One client may send many such requests at the same time, so each counts ``SPOOL_BYTES`` against the memory
+    for messages, in addition to its small parts.
 
     Args:
-        slots: provides a directory for the file.
+        slots: provides the directory for the file.
 
     Raises (all methods that write):
         NoSpace: the disk is full.
@@ -136,7 +138,7 @@ class SpooledRequest:
         self._written_bytes = 0
 
     def unpack(self) -> ReadTestWrite:
-        """Return the parsed request; in a worker thread, since it may take seconds."""
+        """Return the parsed request; call this in a worker thread, since it may take seconds."""
         self._write_out()
         fd = -1 if self._fd is None else self._fd
         try:
@@ -145,7 +147,7 @@ class SpooledRequest:
             raise UsageError(str(error)) from error
 
     def close(self) -> None:
-        """Close the file, which removes it."""
+        """Close the file; since the file is unnamed, this removes it."""
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
@@ -179,10 +181,10 @@ class SlotChangeCall(InSteps):
     """
     A read-test-write: collects its body, which may be large, and carries it out.
 
-    The body is parsed in as many turns as needed. If it is longer than a server holds in memory, or
-    chunked, it is parsed as it arrives, and its large strings go to the disk. Its parsed form is in memory
-    until it is carried out, and the data read until it is sent. Both are counted, the latter before it is
-    read.
+    The body is parsed in as many turns as needed. If it is longer than a server holds in memory, or chunked,
+    it is parsed as it arrives, and its large strings go to the disk. The parsed request is in memory until it
+    is carried out, and the data that it reads until the answer is sent. The memory of both is counted; for
+    the data, before they are read.
 
     Args:
         body_bytes: length of the body; None if it is chunked.
@@ -240,7 +242,7 @@ class SlotChangeCall(InSteps):
 
     def _unpack(self, body: Buffer) -> Generator[object, None, None]:
         if self._spooled is not None:
-            return  # parsed in the thread that carries it out
+            return  # ``_carry_out_spooled`` parses it
         try:
             steps = gbs_mutable.unpack_request_in_steps(body)
             if not self.charge(next(steps)):
@@ -253,8 +255,8 @@ class SlotChangeCall(InSteps):
 
     def _carry_out(self, _: Buffer) -> Answer | Deferred[Answer]:
         """
-        Test, read, write. Calls that write may have to wait for the disk, and run in a thread, as do calls
-        that read much: 56 MiB take 20 ms.
+        Test, read and write. Calls that write may have to wait for the disk, so they run in a thread. So do
+        calls that read much: 56 MiB take 20 ms.
         """
         spooled, self._spooled = self._spooled, None
         storage_index = self._admitted.target.storage_index
@@ -283,7 +285,9 @@ class SlotChangeCall(InSteps):
         )
 
     def _may_read(self, more_bytes: int) -> bool:
-        """Count what is about to be read; may be called in a worker thread."""
+        """
+        Count the data that will be read; returns whether that is allowed. May be called in a worker thread.
+        """
         if more_bytes <= INLINE_ANSWER_BYTES:
             return True
         if not self.service.hold(more_bytes, more_bytes > self.service.large_bytes):

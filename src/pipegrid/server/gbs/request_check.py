@@ -1,6 +1,6 @@
 """
-A request's head, and the checks that need only the head: path, method, authorisation, secrets, length of
-the body.
+The head of a request, and the checks that need only the head: path, method, authorisation, secrets, and
+length of the body.
 
 Source: the format reference, storage protocols, sections 1.4 to 1.7.
 """
@@ -35,7 +35,7 @@ SECRET_HEADER = b"x-tahoe-authorization"
 _ORIGIN = re.compile(
     rb"https?://(?:\[[0-9a-fv:.]+\]|[^\[\]/?#@:]+)(?::[0-9]*)?(?=[/?]|\Z)", re.IGNORECASE
 )
-"""The part before the path in the absolute form of a URL, with a host and without a user name."""
+"""The part before the path in an absolute URL, which has a host and no user name."""
 
 _HOST = re.compile(
     rb"(?:\[[\w:.%~!$&'()*+,;=-]+\]|(?:[\w.~!$&'()*+,;=-]|%[0-9a-f]{2})*)(?::[0-9]*)?",
@@ -47,17 +47,17 @@ _HOST = re.compile(
 @attrs.define(eq=False, repr=False)
 class Request:
     """
-    One request's head.
+    The head of one request.
 
     Attributes:
-        method, url: as sent.
-        headers: the first of each kind in WANTED_HEADERS, by lower-case name.
+        method, url: the method and URL as they were sent.
+        headers: the first header of each kind in WANTED_HEADERS, by lower-case name.
         secrets: the values of all secret headers.
         hosts: the values of all Host headers.
-        content_length: or None, if the body is chunked.
+        content_length: the length of the body; None if it is chunked.
         keep_alive: whether the client wants to keep the connection.
-        http10: whether it is HTTP/1.0; then the answer has to confirm that the connection is kept.
-        target: what the URL names, or None.
+        http10: whether the request is HTTP/1.0; if so, the answer must confirm that the connection is kept.
+        target: the object that the URL names, or None.
         client: the sender.
     """
 
@@ -76,8 +76,8 @@ class Request:
         """
         Set ``target`` from the URL. The query is ignored.
 
-        All servers accept the absolute form, which is sent to proxies (RFC 9112, 3.2.2). Then its host is
-        used instead of the header's; this server accepts any.
+        All servers must accept the absolute form of URL, which is usually sent to proxies (RFC 9112, 3.2.2).
+        The host in such a URL replaces the Host header's; this server accepts any host.
         """
         url = self.url
         if not url.startswith(b"/"):
@@ -91,7 +91,9 @@ class Request:
 
     @property
     def names_its_host(self) -> bool:
-        """Whether it has exactly one valid Host header, or in HTTP/1.0 none (RFC 9112, 3.2)."""
+        """
+        Whether the request has exactly one valid Host header, or is HTTP/1.0 and has none (RFC 9112, 3.2).
+        """
         hosts = self.hosts
         if len(hosts) != 1:
             return not hosts and self.http10
@@ -131,9 +133,10 @@ class Rule:
     The requirements of an operation.
 
     Attributes:
-        operation: which one.
-        secrets: the kinds that are required, and no others are allowed.
-        body_limit_bytes: for a body that is a message; 0: the body is ignored; None: share data.
+        operation: the operation.
+        secrets: the kinds of secrets that are required; no other kinds are allowed.
+        body_limit_bytes: the longest body that is a message; 0: the body is ignored; None: the body is share
+            data.
         answers_cbor: whether an ``Accept`` header must allow CBOR.
     """
 
@@ -200,7 +203,7 @@ class AdmittedRequest:
     A request that passed all checks of its head.
 
     Attributes:
-        owner: the number of the named client whose secret it has; 0: it has the server's own.
+        owner: the number of the named client whose secret the request has; 0 for the server's own secret.
     """
 
     rule: Rule
@@ -211,7 +214,7 @@ class AdmittedRequest:
 
     @property
     def lease(self) -> LeaseSecrets:
-        """The secrets of the lease, for a request that has them."""
+        """The lease secrets of a request whose operation requires them."""
         return LeaseSecrets(
             self.secrets[gbs_paths_headers.RENEW_SECRET],
             self.secrets[gbs_paths_headers.CANCEL_SECRET],
@@ -221,10 +224,10 @@ class AdmittedRequest:
 
 class KnownSecrets:
     """
-    The secrets with which clients may use a server: its own, and those of named clients.
+    The secrets with which clients may use a server: the server's own, and those of named clients.
 
     Args:
-        swissnum: the server's own.
+        swissnum: the server's own secret.
     """
 
     def __init__(self, swissnum: str) -> None:
@@ -232,15 +235,15 @@ class KnownSecrets:
         self._known = [self._own]
 
     def set_clients(self, numbers: Mapping[str, int]) -> None:
-        """Accept these clients, and no others, from now on: their numbers by their secrets."""
+        """Accept the given named clients, and no others; ``numbers`` has their numbers by their secrets."""
         more = [(gbs_paths_headers.authorization(each), numbers[each]) for each in numbers]
         self._known = [self._own, *more]
 
     def owner_of(self, request: Request) -> int | None:
         """
-        Return the number of the client whose secret a request has, 0 for the server's own, or None.
+        Return the number of the client whose secret a request has, 0 for the server's own secret, or None.
 
-        It is compared with every secret, in constant time.
+        The request's secret is compared with every known secret, in constant time.
         """
         shown = request.headers.get(b"authorization", b"")
         owners = [owner for secret, owner in self._known if hmac.compare_digest(shown, secret)]
@@ -252,7 +255,7 @@ def admit(request: Request, known: KnownSecrets) -> AdmittedRequest | Answer:
     Return the checked request, or the answer that rejects it.
 
     The order of the checks is part of the interface: first 400 for a missing or ambiguous host, then 404 and
-    405, then 401, then other 400.
+    405, then 401, then 400 for the secrets, then 406, 415 and 413.
 
     Args:
         known: the secrets of which the client must have sent one.
@@ -286,7 +289,9 @@ def admit(request: Request, known: KnownSecrets) -> AdmittedRequest | Answer:
 
 
 def accepts_cbor(accept: bytes | None) -> bool:
-    """Return whether the best entry of an Accept header is CBOR; ``*/*`` is not, a missing header is."""
+    """
+    Return whether the best entry of an Accept header is CBOR; False for ``*/*``, True for a missing header.
+    """
     if accept is None:
         return True
     best, best_quality = b"", 0.0

@@ -1,5 +1,5 @@
 """
-The order of requests and answers on a connection of the GBS server, with limits; and the states of a
+The order of requests and answers on a connection of the GBS server, with limits; and the states of the
 connection.
 """
 
@@ -27,18 +27,19 @@ from pipegrid.storage.uploads.eviction import NOBODY
 from pipegrid.wire.gbs_bundles import MAX_SHARES
 from pipegrid.wire.gbs_paths_headers import Resource
 
-# Tables of states; None: the event cannot happen.
+# In the tables of states, None means that the event cannot happen.
 #
-# ``ConnectionLife``, changed only by ``RequestOrder.move``: OPEN begins requests. DRAINING begins none,
-# answers those that have begun, and closes: the server is stopping, a request was the last, or the input is
-# not HTTP. CLOSING has closed the transport, and carries out nothing. GONE has lost the transport.
+# ``ConnectionLife``, changed only by ``RequestOrder.move``: OPEN begins requests. DRAINING begins no
+# requests, answers those that have begun, and closes; the reason is that the server is stopping, that a
+# request was the last one, or that the input is not HTTP. CLOSING has closed the transport, and carries out
+# nothing. GONE has lost the transport.
 #
-# ``TurnState``, changed only by ``TurnTaking._move``: a connection has nothing to do (NOT_WANTED), WAITS for
-# its turn, or HAS it; one that has used up its turn WAITS_AGAIN, until its current work ends.
+# ``TurnState``, changed only by ``TurnTaking._move``: a connection with nothing to do is NOT_WANTED. It WAITS
+# for its turn, and then HAS it. If it has used up its turn, it WAITS_AGAIN until its current work ends.
 
 
 class ConnectionLife(Named):
-    """The life of a client's connection; a comment above describes the states."""
+    """The life of a client's connection; the comment above describes the states."""
 
     OPEN = "is open"
     DRAINING = "is draining"
@@ -55,7 +56,7 @@ class ServerEvent(Named):
 
 
 class TurnState(Named):
-    """The state of a connection with regard to turns."""
+    """Whether a connection wants, waits for, or has its turn."""
 
     NOT_WANTED = "wants no turn"
     WAITS = "waits for its turn"
@@ -64,7 +65,7 @@ class TurnState(Named):
 
 
 class TurnEvent(Named):
-    """Events of a connection with regard to turns."""
+    """Events that change the ``TurnState`` of a connection."""
 
     IS_GIVEN = "it is its turn"
     STANDS_IN_LINE = "it is queued"
@@ -101,16 +102,16 @@ LIFE = _life()
 TURN = _turn()
 
 
-# Requests begin in the order of arrival, each after the one before has been carried out, and are answered
-# in that order. Only the durability of a share is not awaited: meanwhile later requests begin, so that many
-# shares of one connection become durable together; but not a request for the same storage index, which
-# might not see the share yet. Writing or aborting another share of that index is allowed, as it does not
-# depend on the first.
+# Requests begin in the order of arrival, each after the previous one was carried out, and are answered in
+# that order. A request does not wait until earlier shares are durable, so that many shares of one connection
+# become durable together. The exception is a request for the same storage index as such a share, since it
+# might not see the share yet. Writing or aborting another share of that index is allowed, since it does not
+# depend on the first share.
 #
 # A request does not begin while
 #
 # * the transport is full, that is, the client does not read its answers;
-# * a long answer is being streamed, or waits: one open share per connection;
+# * a long answer is being streamed, or waits: a connection has at most one open share;
 # * 128 requests are unanswered, or 256 KiB of answers wait for one that is not ready;
 # * the server has too many shares waiting to become durable;
 # * this connection's turn is over (``server.connection_turns``). Long work, such as a bundle or an allocation
@@ -119,7 +120,7 @@ TURN = _turn()
 MAX_UNANSWERED = 128
 MAX_WAITING_ANSWER_BYTES = 256 * 1024
 MAX_UNAUTHENTICATED_REQUESTS = 32
-"""For a connection that has not shown the secret; it is closed after the answer to the last one."""
+"""The most requests on a connection that has not shown the secret; it is closed after the last answer."""
 
 log = Logger()
 
@@ -130,11 +131,11 @@ class ResponseSlot:
     The place of one answer in the order of answers.
 
     Attributes:
-        with_body: False after HEAD.
+        with_body: False for the answer to a HEAD request.
         connection: a whole header line to add, or nothing.
-        last: the connection is closed after this answer.
-        shares: those that become durable before the answer is ready.
-        data: the answer, or the head of a long one; None until it is ready.
+        last: whether the connection is closed after this answer.
+        shares: the shares that must become durable before the answer is ready.
+        data: the answer, or the head of a long one; None until the answer is ready.
         stream: the body of a long answer.
     """
 
@@ -148,7 +149,7 @@ class ResponseSlot:
 
 class RequestOrder:
     """
-    The requests and answers of one connection; in the reactor's thread only.
+    The requests and answers of one connection; used only in the reactor's thread.
 
     Args:
         on_ready: called when an answer has become ready, or when the next request may begin.
@@ -156,19 +157,20 @@ class RequestOrder:
 
     Attributes:
         request, receiver: the request whose body is arriving, and its receiver; None between requests.
-        body_left: how many announced bytes of that body have not arrived.
+        body_left: how many announced bytes of the current body have not arrived.
         unanswered: the slots of the outstanding answers, in order.
-        waiting_bytes: of answers that are ready and not sent.
-        streams: long answers among them.
-        committing: shares that are becoming durable, as numbers by storage index.
+        waiting_bytes: bytes of answers that are ready and not sent.
+        streams: how many of the unsent answers are streams.
+        committing: shares that are becoming durable, as share numbers by storage index.
         can_write: whether the transport is writable.
-        attended: whether the caller is about to call ``send``, so that ``on_ready`` need not be called for
-            an answer.
+        attended: whether the caller is about to call ``send``, so that ``on_ready`` need not be called for an
+            answer.
         life: the state of the connection.
         begun: how many requests have begun.
         known: whether a request has shown the server's secret.
-        ended: CLOSING or GONE: no request begins any more, although answers may still become ready.
-        lost: GONE: the transport is lost.
+        ended: whether ``life`` is CLOSING or GONE: no further request begins, although answers may become
+            ready.
+        lost: whether ``life`` is GONE: the transport is lost.
         client: the client of this connection.
     """
 
@@ -179,7 +181,7 @@ class RequestOrder:
         self._on_ready = on_ready
         self._turns = turns
         self._waits_for_space = False
-        # The current request.
+        # The request whose body is arriving.
         self.request: Request | None = None
         self.receiver: Receiver | None = None
         self.body_left = 0
@@ -211,20 +213,20 @@ class RequestOrder:
 
     @property
     def receives_message(self) -> bool:
-        """Whether a body is arriving that is a message, not share data."""
+        """Whether the arriving body is a message, not share data."""
         request = self.request
         return self.receiver is not None and request is not None and request.method != b"PATCH"
 
     @property
     def message_bytes(self) -> int:
-        """How many bytes of the current body have arrived, if its length was announced."""
+        """How many bytes of the current body have arrived; 0 if its length was not announced."""
         length = 0 if self.request is None else self.request.content_length or 0
         return max(0, length - self.body_left)
 
     # One request.
 
     def may_begin(self, request: Request) -> bool:
-        """Return whether a request may begin; if not, ask again after a change."""
+        """Return whether a request may begin; if not, ask again when something has changed."""
         if not self.can_write or self.streams or len(self.unanswered) >= MAX_UNANSWERED:
             return False
         if self._turns.over:
@@ -245,7 +247,7 @@ class RequestOrder:
 
     def begin(self, request: Request) -> None:
         """
-        Begin a request, so that its body may arrive. If its head is rejected, the answer waits in order.
+        Begin a request, so that its body may arrive. If its head is rejected, the answer is sent in its turn.
         """
         self.begun += 1
         if not self.known:
@@ -261,7 +263,7 @@ class RequestOrder:
             self.waiting_bytes += len(responses.CONTINUE)
 
     def receive(self, data: bytes) -> None:
-        """Accept part of its body."""
+        """Accept part of the request's body."""
         if self.receiver is not None:
             self.body_left -= len(data)
             self.receiver.write(data)
@@ -271,8 +273,8 @@ class RequestOrder:
         Carry out the request, whose body is complete.
 
         Returns:
-            whether that was possible now. If not, ask again after a change, or in the next turn; only
-                requests in steps wait.
+            whether that was possible now. If not, ask again when something has changed, or in the next turn;
+                only requests that are carried out in steps must wait.
         """
         receiver = self.receiver
         if isinstance(receiver, InSteps):
@@ -307,7 +309,7 @@ class RequestOrder:
         return True
 
     def refuse(self, answer: Answer) -> None:
-        """Answer invalid input, after all requests before it, and close."""
+        """Answer invalid input, after all earlier requests are answered; then the connection is closed."""
         self.abandon()
         place = ResponseSlot(connection=b"Connection: close\r\n", last=True)
         self.unanswered.append(place)
@@ -315,14 +317,14 @@ class RequestOrder:
         self.move(ServerEvent.DRAINS)
 
     def abandon(self) -> None:
-        """Give up the request whose body is incomplete; share data that has arrived is kept."""
+        """Give up the request whose body is incomplete; arrived share data is kept."""
         self.request = None
         receiver, self.receiver = self.receiver, None
         if receiver is not None:
             receiver.abandon()
 
     def lose(self) -> None:
-        """Drop what is not answered: the connection is lost."""
+        """Drop everything that is not answered, since the connection is lost."""
         self.move(ServerEvent.LOST)
         self.abandon()
         for place in self.unanswered:
@@ -334,10 +336,10 @@ class RequestOrder:
 
     def send(self, transport: Any) -> bool:
         """
-        Send what is ready, in order, until the transport is full.
+        Send the ready answers, in order, until the transport is full.
 
         Returns:
-            whether nothing will follow, so that the connection may be closed.
+            whether no answer will follow, so that the connection may be closed.
         """
         places = self.unanswered
         out: list[bytes] = []
@@ -365,7 +367,7 @@ class RequestOrder:
         )
 
     def _write(self, out: list[bytes], place: ResponseSlot, transport: Any) -> None:
-        """Write what comes before a stream, and its head, once."""
+        """Write the answers that precede a stream, and the stream's head."""
         if place.data:
             out.append(place.data)
             self.waiting_bytes -= len(place.data)
@@ -384,7 +386,7 @@ class RequestOrder:
                     log.error("{error}", error=str(error))
                 else:
                     log.failure("a share could not be read completely while it was sent")
-                transport.abortConnection()  # the length has been announced
+                transport.abortConnection()  # the client expects the announced length
                 return False
             if not data:
                 return True
@@ -415,7 +417,7 @@ class RequestOrder:
         if not self.attended:
             self._on_ready()
 
-    # Limits of what waits for the disk.
+    # Limits of the shares that wait to become durable.
 
     def _wait_for_space(self) -> None:
         if not self._waits_for_space:
@@ -442,7 +444,7 @@ class RequestOrder:
 
 class TurnTaking(Generic[M]):
     """
-    Whether a connection may carry out requests now, or waits for its turn.
+    The state of a connection in taking turns: whether it may carry out requests now, or waits.
 
     Args:
         turns: the scheduler of all connections.
@@ -460,7 +462,10 @@ class TurnTaking(Generic[M]):
         self.state = TURN.after(self.state, taking)
 
     def may_go_on(self) -> bool:
-        """Return whether it may carry out requests now; else it is queued, and continues later."""
+        """
+        Return whether the connection may carry out requests now; if not, it is queued, and continues in its
+        turn.
+        """
         if self.state is TurnState.HAS:
             if not self._turns.over:
                 return True
@@ -480,11 +485,11 @@ class TurnTaking(Generic[M]):
             self._turns.wait(self._member)
 
     def is_given(self) -> None:
-        """Record that it is first in the queue."""
+        """Record that the connection's turn has come."""
         self._move(TurnEvent.IS_GIVEN)
 
     def is_over(self) -> None:
-        """Record that it has nothing to do now; the time it has used in its turn is counted."""
+        """Record that the connection has stopped working, and count the time that it has used in its turn."""
         if self.state is TurnState.HAS or self.state is TurnState.WAITS_AGAIN:
             self._move(TurnEvent.IS_OVER)
             self._turns.end(self._member)

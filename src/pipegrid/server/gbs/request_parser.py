@@ -1,6 +1,6 @@
 """
-Parses bytes of a client into requests: heads, pieces of bodies, ends; with llhttp, through httptools, and
-with limits.
+Parses a client's bytes into requests (heads, pieces of bodies, and ends) with limits; uses llhttp through
+httptools.
 """
 
 from __future__ import annotations
@@ -18,45 +18,50 @@ MAX_HEADERS = 500
 
 PASSED_ON_BYTES = 32768
 """
-When this much of a body is left, it bypasses llhttp, which would only copy it; a new llhttp is created after
-it, which takes some time.
+If at least this much of a body is left, the body bypasses llhttp, which would only copy it. Afterwards a new
+llhttp is created, which takes some time.
 """
 
 FEW_CHUNKS = 1000
 LEAST_CHUNK_BYTES = 64
-"""The smallest average chunk in a body with many chunks: each takes a microsecond, however small it is."""
+"""
+The smallest average chunk in a body with many chunks: each chunk takes a microsecond, however small it is.
+"""
 
 
 class Listener(Protocol):
-    """Receives what is found, during ``RequestParser.feed``."""
+    """Receives the parts of requests that ``RequestParser.feed`` finds."""
 
     def request_began(self) -> None:
-        """The first byte of a request has arrived."""
+        """Note that the first byte of a request has arrived."""
 
     def head_found(self, request: Request) -> None:
-        """The head of a request is complete; pieces of its body may follow, and then its end."""
+        """Accept the complete head of a request; pieces of its body may follow, and then its end."""
 
     def body_found(self, data: bytes) -> None:
-        """A piece of the body of the last head."""
+        """Accept a piece of the body that belongs to the last head."""
 
     def end_found(self) -> None:
-        """The request is complete, including its body."""
+        """Note that the request is complete, including its body."""
 
     def nonsense_found(self, answer: Answer, reason: str) -> None:
-        """The input after this is not HTTP, or exceeds a limit; reported once, and nothing after it."""
+        """
+        Note that the input from here on is not HTTP, or exceeds a limit. This is called at most once, and
+        last.
+        """
 
 
 class _Enough(Exception):
-    """No later input is parsed."""
+    """Stops httptools: no later input is parsed."""
 
 
 class RequestParser:
     """
-    The requests of one connection. After the first invalid input nothing is parsed.
+    Parses the requests of one connection. After the first invalid input nothing is parsed.
 
     Attributes:
         in_head: whether a request has begun whose head is not complete.
-        broken: whether it has given up.
+        broken: whether the input was invalid, so that parsing has ended.
         passed_on_bytes: how much of a body must be left to bypass llhttp.
     """
 
@@ -69,12 +74,12 @@ class RequestParser:
         self._head: Request | None = None
         self._head_bytes = 0
         self._header_count = 0
-        # Only llhttp sees a header that does not end, and keeps all of it.
+        # Bytes that llhttp has not reported: it reports an endless header never, but keeps all of it.
         self._unseen_bytes = 0
-        self._pieces: list[bytes] = []  # of a body, from this feed
-        self._chunks = 0  # of a chunked body
+        self._pieces: list[bytes] = []  # pieces of a body, from this feed
+        self._chunks = 0  # chunks of a chunked body
         self._chunked_bytes = 0
-        self._body_left = 0  # of a body of known length
+        self._body_left = 0  # bytes of a body of known length
         self._passes_on = False
 
     @property
@@ -86,7 +91,8 @@ class RequestParser:
         Parse the next bytes.
 
         Raises:
-            httptools.HttpParserCallbackError: the listener has raised an exception, which is the cause.
+            httptools.HttpParserCallbackError: the listener has raised an exception, which is this error's
+                cause.
         """
         if self._passes_on:
             data = self._pass_on(data)
@@ -99,7 +105,7 @@ class RequestParser:
             self._give_up(responses.text(400, "this server speaks HTTP/1.1"), "it wants to upgrade")
         except httptools.HttpParserCallbackError as error:
             if not isinstance(error.__context__, _Enough):
-                raise  # our error, not the client's
+                raise  # an error of the server, not of the client
         except httptools.HttpParserError as error:
             self._give_up(responses.text(400, "this is not HTTP/1.1"), f"it sends no HTTP: {error}")
         if self._pieces:
@@ -112,8 +118,8 @@ class RequestParser:
         self._passes_on = self._body_left >= self.passed_on_bytes and not self.broken
 
     def _pass_on(self, data: bytes) -> bytes:
-        """Pass the body to the listener; returns what follows it."""
-        body = data[: self._body_left]  # usually all of it, without a copy
+        """Pass part of a body to the listener; returns the bytes that follow the body."""
+        body = data[: self._body_left]  # usually all of ``data``, without a copy
         self._body_left -= len(body)
         try:
             self._listener.body_found(body)
@@ -135,7 +141,7 @@ class RequestParser:
             self._head = None
             self._listener.nonsense_found(answer, reason)
 
-    # Called by httptools.
+    # Methods that httptools calls.
 
     def on_message_begin(self) -> None:
         self._head = Request()
@@ -144,7 +150,7 @@ class RequestParser:
         self._listener.request_began()
 
     def on_url(self, url: bytes) -> None:
-        """Part of the request line."""
+        """Add a part of the URL to the head."""
         self._unseen_bytes = 0
         if self._head is not None:
             self._head_bytes += len(url)
@@ -154,7 +160,7 @@ class RequestParser:
                 self._head.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One whole header, or trailer."""
+        """Add one whole header to the head, or ignore a trailer."""
         self._unseen_bytes = 0
         self._head_bytes += len(name) + len(value) + 4
         self._header_count += 1
@@ -172,7 +178,7 @@ class RequestParser:
         elif name == b"host":
             head.hosts.append(value)
         elif name == b"content-length":
-            # llhttp has checked that it is one number.
+            # llhttp has checked that the value is one number.
             head.content_length = int(value)
         elif name == b"transfer-encoding":
             head.content_length = None
@@ -191,8 +197,8 @@ class RequestParser:
         head.keep_alive = parser.should_keep_alive()
         head.http10 = parser.get_http_version() == "1.0"
         if head.http10 and head.content_length is None:
-            # A proxy that does not support chunks, and passes them on, would see another end (RFC 9112,
-            # 6.1).
+            # A proxy that does not understand chunks, but passes them on, would see another end of the
+            # request (RFC 9112, 6.1).
             self._give_up(
                 responses.text(400, "HTTP/1.0 does not support chunks"),
                 "it sends chunks over HTTP/1.0",
@@ -204,7 +210,7 @@ class RequestParser:
         self._listener.head_found(head)
 
     def on_chunk_header(self) -> None:
-        """The next chunk of a body begins."""
+        """Count the next chunk of a body; stop if the chunks are too small."""
         least_bytes = self._chunks * LEAST_CHUNK_BYTES
         self._chunks += 1
         if self._chunks > FEW_CHUNKS and self._chunked_bytes < least_bytes:
@@ -215,20 +221,20 @@ class RequestParser:
             raise _Enough
 
     def on_body(self, data: bytes) -> None:
-        """Part of a body; a chunk may have one byte, and there may be thousands."""
+        """Keep a piece of a body; a chunk may have one byte, and there may be thousands."""
         if not self.broken:
             self._chunked_bytes += len(data)
             self._pieces.append(data)
 
     def _hand_over(self) -> None:
-        """Pass the body's pieces of this feed to the listener, joined."""
+        """Join the pieces of a body from this feed, and pass them to the listener."""
         pieces = self._pieces
         if not pieces:
             return
         self._pieces = []
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         self._unseen_bytes = 0
-        self._body_left = max(self._body_left - len(data), 0)  # a chunked body was not counted
+        self._body_left = max(self._body_left - len(data), 0)  # stays 0 for a chunked body
         if not self.broken:
             self._listener.body_found(data)
 

@@ -1,5 +1,5 @@
 """
-The answers of the GBS server as bytes: small ones are constants, large ones a head and a stream.
+The answers of the GBS server as bytes: small answers are constants, large ones have a head and a stream.
 
 Source: the format reference, storage protocols, sections 1.3, 1.7 and 1.8.
 """
@@ -19,7 +19,7 @@ from pipegrid.wire import gbs_cbor_bodies, gbs_paths_headers
 STREAM_PIECE_BYTES = 128 * 1024
 
 REASONS = {each.value: each.phrase.encode("ascii") for each in HTTPStatus}
-# Before 3.13 Python has older words for these.
+# Python before 3.13 has older phrases for these two.
 REASONS |= {413: b"Content Too Large", 416: b"Range Not Satisfiable"}
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -31,22 +31,22 @@ class ResponseBody(Protocol):
     length: int
 
     def read(self) -> bytes:
-        """Return the next bytes, or nothing at the end; blocks on the disk only."""
+        """Return the next bytes, or nothing at the end; waits at most for the disk."""
 
     def close(self) -> None:
-        """Release what it holds; closing twice is allowed."""
+        """Release the resources of the body; may be called twice."""
 
 
 @attrs.frozen(eq=False)
 class Answer:
     """
-    One answer, independent of the connection; ``render`` adds what depends on that.
+    One answer, independent of the connection; ``render`` adds the parts that depend on the connection.
 
     Attributes:
         status: the HTTP status.
         head: status line and headers, without the empty line.
-        body: its bytes, if there is no stream.
-        stream: the body of a large answer; the receiver of the answer closes it.
+        body: the bytes of the body, if there is no stream.
+        stream: the body of a large answer; the receiver of the answer closes the stream.
     """
 
     status: int
@@ -56,10 +56,10 @@ class Answer:
 
     def render(self, with_body: bool, connection: bytes = b"") -> bytes:
         """
-        Return head and body; with a stream only the head.
+        Return head and body; if there is a stream, only the head.
 
         Args:
-            with_body: False after HEAD.
+            with_body: False for the answer to a HEAD request.
             connection: a whole header line to add, or nothing.
         """
         if with_body:
@@ -78,7 +78,7 @@ def make(
     Return an answer.
 
     Args:
-        headers: whole lines, to add.
+        headers: whole header lines to add.
     """
     head = b"HTTP/1.1 %d %s\r\n" % (status, REASONS[status])
     if content_type:
@@ -95,7 +95,7 @@ def text(status: int, sentence: str) -> Answer:
 
 
 def page(status: int, headers: bytes = b"") -> Answer:
-    """Return a page with the status, for browsers."""
+    """Return a page for browsers that shows the status."""
     title = b"%d %s" % (status, REASONS[status])
     body = b"<!doctype html>\n<title>%s</title>\n<h1>%s</h1>\n" % (title, title)
     return make(status, body, "text/html; charset=utf-8", headers)
@@ -111,7 +111,7 @@ class ResponsePieces:
     A long message in memory, sent in pieces.
 
     Args:
-        held: called once, when it is not in memory any more.
+        held: called once, when the message is no longer in memory.
     """
 
     def __init__(self, pieces: Sequence[Buffer], held: Callable[[], None]) -> None:
@@ -120,7 +120,7 @@ class ResponsePieces:
         self._held: Callable[[], None] | None = held
 
     def read(self) -> bytes:
-        """Return the next bytes, about as many as of a share."""
+        """Return the next bytes, up to ``STREAM_PIECE_BYTES``, like a stream of a share."""
         gathered: list[memoryview] = []
         room = STREAM_PIECE_BYTES
         while self._pieces and room:
@@ -133,7 +133,7 @@ class ResponsePieces:
         return b"".join(gathered)
 
     def close(self) -> None:
-        """Drop what was not sent, and call ``held`` if it was not called yet."""
+        """Drop the unsent bytes, and call ``held`` if it was not called yet."""
         self._pieces.clear()
         held, self._held = self._held, None
         if held is not None:

@@ -1,6 +1,6 @@
 """
 The operations of the GBS server on its share store: each checked request gets a receiver of its body, which
-answers it.
+answers the request.
 """
 
 from __future__ import annotations
@@ -54,20 +54,22 @@ from pipegrid.wire import gbs_bundles, gbs_cbor_bodies, gbs_paths_headers
 from pipegrid.wire.gbs_paths_headers import UPLOAD_SECRET, GbsTarget
 
 INLINE_READ_BYTES = 64 * 1024
-"""Longer reads are streamed."""
+"""Reads up to this length are answered from memory; longer ones are streamed."""
 MAX_COMMITS = 512
-"""Limit of complete shares that wait to become durable, each an open file, over all connections."""
+"""The most complete shares that wait to become durable, over all connections; each has an open file."""
 
 MAX_HELD_BYTES = 192 << 20
 """
-Limit of the memory for messages, over all connections: bodies, their parsed form, and data read for long
-answers. Only those of read-test-write can be large.
+The most memory for messages, over all connections: bodies, their parsed form, and data read for long answers.
+Only messages of read-test-write can be large.
 """
 LARGE_MESSAGE_BYTES = 1 << 20
 GIVE_BACK_BYTES = 16 << 20
-"""After this much was held, and almost all was released, memory is given back to the system."""
+"""
+After this much message memory was held, and almost all was released, memory is given back to the system.
+"""
 SMALL_MESSAGES_BYTES = 32 << 20
-"""The part of it that is reserved for messages of up to a megabyte."""
+"""The part of ``MAX_HELD_BYTES`` that is reserved for messages of up to a megabyte."""
 
 log = Logger()
 
@@ -76,21 +78,21 @@ class GbsService:
     """
     A share store in terms of HTTP, independent of connections.
 
-    Disk work at the speed of the page cache runs in the reactor's thread: using a worker thread takes
-    longer (35 microseconds and more; writing 16 KiB: 10). Waiting for the disk itself, to make shares
-    durable, happens in the threads of ``disk.group_commit``.
+    Disk work at the speed of the page cache runs in the reactor's thread, since passing work to a worker
+    thread takes longer: 35 microseconds and more, where writing 16 KiB takes 10. Waiting for the disk itself,
+    to make shares durable, happens in the threads of ``disk.group_commit``.
 
     Args:
         swissnum: the secret that clients must know.
 
     Attributes:
-        known: this secret, and those of named clients.
-        requests: answers by (operation, status); for metrics.
-        received_bytes, sent_bytes: of share data.
-        commits: shares that wait to become durable.
-        large_bytes: longer messages leave some memory for shorter ones.
-        slots: the queue of calls about mutable shares, shared with other protocols.
-        offer: header lines that announce its extensions of the protocol.
+        known: the server's secret, and those of named clients.
+        requests: numbers of answers by (operation, status); for metrics.
+        received_bytes, sent_bytes: share data received and sent.
+        commits: how many shares wait to become durable.
+        large_bytes: messages longer than this must leave some memory for shorter ones.
+        slots: the queue of calls about mutable shares, which other protocols use as well.
+        offer: header lines that announce this server's extensions of the protocol.
     """
 
     offer = b"%s: %d\r\n" % (gbs_bundles.OFFER, gbs_bundles.MAX_BUNDLE_BYTES)
@@ -108,7 +110,7 @@ class GbsService:
         self.large_bytes = LARGE_MESSAGE_BYTES
         self._held_bytes = 0
         self._held_most = 0  # the maximum since memory was given back
-        self._held_lock = threading.Lock()  # what slots read is counted in a worker thread
+        self._held_lock = threading.Lock()  # worker threads count the data that slots read
         self._handlers: dict[
             Operation, Callable[[AdmittedRequest, Buffer], Answer | Deferred[Answer]]
         ] = {
@@ -121,19 +123,21 @@ class GbsService:
             Operation.SLOT_CORRUPT: self._corrupt,
         }
 
-    # Limits of what waits for the disk.
+    # Limits of the shares that wait to become durable.
 
     @property
     def has_space(self) -> bool:
-        """Whether one more write may begin."""
+        """Whether one more share may wait to become durable, so that a write may begin."""
         return self.has_space_for(1)
 
     def has_space_for(self, shares: int) -> bool:
-        """Return whether this many more shares, at most ``MAX_COMMITS``, may wait to become durable."""
+        """
+        Return whether this number of further shares, at most ``MAX_COMMITS``, may wait to become durable.
+        """
         return self.commits + shares <= MAX_COMMITS
 
     def call_when_space(self, call: Callable[[], None]) -> None:
-        """Call a function once, when the limit may not be reached any more."""
+        """Call a function once, when fewer shares wait; the limit may be reached again by then."""
         self._waiting_for_space.append(call)
 
     @property
@@ -142,7 +146,7 @@ class GbsService:
         return self._durability.syncs_unnamed
 
     def received(self, upload: IncomingShare, length: int) -> None:
-        """Count share data that has been written, or rejected."""
+        """Count share data that was written, or was rejected."""
         self.received_bytes += length
         self._durability.written(upload)
 
@@ -160,7 +164,10 @@ class GbsService:
     def commit_each(
         self, uploads: Sequence[IncomingShare], ended: Callable[[IncomingShare, Ending], None]
     ) -> None:
-        """The same for many; ``ended`` is called for each, perhaps before this returns."""
+        """
+        Make complete shares durable and visible; ``ended`` is called for each share, perhaps before this
+        method returns.
+        """
         self.commits += len(uploads)
 
         def one(upload: Storable, outcome: Ending) -> None:
@@ -178,7 +185,7 @@ class GbsService:
         return result
 
     def _notify_space(self) -> None:
-        # All are called: some may be closed, or have nothing to write.
+        # Call all functions: some connections may be closed, or have nothing to write.
         if self._waiting_for_space:
             waiting, self._waiting_for_space = self._waiting_for_space, []
             for call in waiting:
@@ -228,7 +235,7 @@ class GbsService:
         return Call(self, rule, (admitted.target.key,), lambda body: handler(admitted, body))
 
     def answer_error(self, operation: Operation, error: Exception) -> Answer:
-        """Return the answer for an error; details that the client must not know are logged."""
+        """Return the answer for an error; details that the client must not know are only logged."""
         if isinstance(error, NoSuchShare):
             reads = operation in (Operation.READ, Operation.SLOT_READ)
             return responses.SHARE_MISSING if reads else responses.NOT_FOUND
@@ -356,7 +363,7 @@ class GbsService:
         return responses.OK
 
     def note_corrupt(self, storage_index: bytes, number: int, reason: str, mutable: bool) -> None:
-        """Keep a client's advisory about a share, and log it, up to the limit."""
+        """Record a client's advisory about a share, and log it; beyond the limit, advisories are ignored."""
         if self.store.advise_corrupt_share(storage_index, number, reason, mutable):
             log.warn(
                 "a client found share {number} of {index} corrupt: {reason}",
@@ -374,10 +381,11 @@ class GbsService:
 
     def hold(self, more_bytes: int, large: bool = False) -> bool:
         """
-        Count memory for messages, or release it (negative); returns whether it is allowed. In any thread.
+        Count memory for messages, or release it if the number is negative; returns whether that is allowed.
+        May be called in any thread.
 
         Args:
-            large: it belongs to a message of more than ``LARGE_MESSAGE_BYTES``.
+            large: whether the memory belongs to a message of more than ``LARGE_MESSAGE_BYTES``.
         """
         with self._held_lock:
             limit = MAX_HELD_BYTES - SMALL_MESSAGES_BYTES if large else MAX_HELD_BYTES
@@ -388,7 +396,7 @@ class GbsService:
         return True
 
     def tidy(self) -> None:
-        """Give memory of large messages back to the system; called periodically."""
+        """Give the memory of large messages back to the system; called periodically."""
         if self._held_most > GIVE_BACK_BYTES and self._held_bytes < LARGE_MESSAGE_BYTES:
             self._held_most = 0
             process_settings.trim_heap()

@@ -1,6 +1,6 @@
 """
-Answers surveys: questions about many files in one request, each as its own requests would be
-(``wire.gbs_surveys_releases``); and releases of many leases.
+Answers surveys, which are questions about many files in one request, each with the same result as in a
+request of its own (``wire.gbs_surveys_releases``); and carries out releases of many leases.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from pipegrid.wire.storage_messages import (
 )
 
 _NUMBER_BYTES = 64
-"""The size of a share's number in a set, and of the rest of an answer."""
+"""The memory of one share number in a set, and of an answer without its numbers and samples."""
 
 
 class SurveyService(ReadService, Protocol):
-    """What surveys need in addition to ``ReadService``."""
+    """The part of the GBS service that surveys use in addition to ``ReadService``."""
 
     slots: SlotQueue
 
@@ -41,13 +41,13 @@ class Survey(InSteps):
     Receives a survey, and answers one question in each step.
 
     If one question is rejected, the others are answered. Leases are renewed in the page cache, without
-    waiting for the disk. The answer waits for slots that are being changed.
+    waiting for the disk. If a renewal must wait for a slot that is being changed, so must the answer.
     """
 
     def __init__(self, service: SurveyService, rule: Rule, owner: int = 0) -> None:
         super().__init__(service, rule, (), self._look_in_steps, self._say)
         self._service = service
-        self._owner = owner  # of the leases: the number of a named client
+        self._owner = owner  # of the leases: a named client's number, or 0
         self._results: list[SurveyAnswer | int] = []
         self._waiting: list[Deferred[None]] = []
 
@@ -61,7 +61,7 @@ class Survey(InSteps):
         for number, question in enumerate(questions):
             yield
             found = _look(service, question)
-            if not self.charge(_held_bytes(found)):  # until it waits for no slot any more
+            if not self.charge(_held_bytes(found)):  # held until the answer waits for no slot
                 self.refuse(responses.BUSY)
                 return
             results.append(found)
@@ -97,7 +97,7 @@ def _look(service: SurveyService, question: Question) -> SurveyAnswer | int:
 
 
 def _held_bytes(found: SurveyAnswer | int) -> int:
-    """Return about how much memory an answer takes until it is sent."""
+    """Return an estimate of the memory that an answer takes until it is sent, in bytes."""
     if isinstance(found, int):
         return _NUMBER_BYTES
     samples = sum(len(each) for each in found.samples if isinstance(each, bytes))
@@ -118,12 +118,12 @@ def _note_lease(status: int, results: list[SurveyAnswer | int], number: int) -> 
         results[number] = SurveyAnswer(found.numbers, status, found.samples)
 
 
-# Releases of leases: many leases of one client in one request (``wire.gbs_surveys_releases``).
+# A release request releases many leases of one client (``wire.gbs_surveys_releases``).
 
 
 class LeaseReleasesCall(InSteps):
     """
-    Receives a request, and releases one lease in each step.
+    Receives a request to release many leases, and releases one in each step.
 
     If one release fails, the others are carried out. The answer waits for slots that are being changed.
     """

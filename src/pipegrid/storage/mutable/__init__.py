@@ -1,1 +1,1 @@
-"""Slots of mutable shares, and their files."""
+"""Slots, which are the mutable shares of one file on one server, and their share files."""

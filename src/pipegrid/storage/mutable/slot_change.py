@@ -1,5 +1,5 @@
 """
-Carries out changes of the shares of a slot so that a crash leaves each share in its old or its new state.
+Changes of a slot's shares, made so that a crash leaves each share in its old or its new state.
 
 Source: the format reference, storage protocols, sections 7.2, 7.3 and 8.3.
 """
@@ -23,7 +23,10 @@ from pipegrid.storage.share_file import HasRoom
 from pipegrid.wire.storage_messages import LeaseSecrets, ShareChange, SlotSecrets
 
 COPY_LIMIT_BYTES = 4 << 20
-"""A container up to this size is written again, in some milliseconds; a longer one is changed in place."""
+"""
+A container up to this size is copied with the changes, which takes some milliseconds. A longer container is
+changed in place.
+"""
 COPY_SUFFIX = ".slot"
 
 
@@ -32,9 +35,9 @@ class SlotPlace(Protocol):
     The storage directory of a slot.
 
     Attributes:
-        incoming: the directory in which new files are created, to be renamed.
-        read_only: accepts no new shares.
-        node_id: 20 bytes, the server's id in new shares.
+        incoming: the directory in which new files are created, before they are renamed.
+        read_only: whether new shares are rejected.
+        node_id: 20 bytes, the server's id, which is stored in new shares.
     """
 
     incoming: str
@@ -43,34 +46,36 @@ class SlotPlace(Protocol):
     disk: Disk
 
     def fresh_lease(self, share: SlotFile | None, secrets: LeaseSecrets) -> slot_file.MutableLease:
-        """Return the lease to add to a share, or to renew there; None: the share does not exist yet."""
+        """
+        Return the lease to add to a share, or to renew there. ``share`` is None if it does not exist yet.
+        """
 
 
 @attrs.define(eq=False, repr=False)
 class SlotChange:
     """
-    One read-test-write that has passed its tests; the slot is locked.
+    One read-test-write whose tests were successful; the slot is locked.
 
-    * A new share, or one of at most 4 MiB, is written to a new file, synced, and renamed over the old one.
-    * A longer one is changed in place, and synced; copying gigabytes to change one segment would take too
+    * A new share, or one of at most 4 MiB, is written to a new file, synced, and renamed over the old file.
+    * A longer share is changed in place, and synced: copying gigabytes to change one segment would take too
       long.
-    * A deleted one is unlinked.
+    * A deleted share is unlinked.
 
     Before the first rename, all new files are written and synced, and space is reserved for shares that grow
-    in place. So a full or failing disk changes nothing at all, unless the file system cannot reserve space,
-    or needs some to overwrite. Shares are renamed one after the other: a crash in between leaves some of them
-    new, as does the loss of one of several servers. A client that finds two versions uses the newest
-    recoverable one, and repairs.
+    in place. So if the disk is full or fails, nothing at all is changed, unless the file system cannot
+    reserve space, or needs space to overwrite. Shares are renamed one after the other. If a crash interrupts
+    the renames, only some shares are new; the loss of one of several servers has the same effect. A client
+    that finds two versions uses the newest recoverable version, and repairs the file.
 
-    After a crash, a long share is in an intermediate state. If the process was killed, it is a readable
-    container with all its leases, and the first of the writes in their order. After a power cut, it has any
-    of the writes, and if the container was growing, perhaps not the leases after the fourth. Readers detect
-    that by the share's hashes. Tahoe-LAFS changes all shares in place, and syncs none. Acknowledged changes
-    are durable, unless the policy is ``none``.
+    After a crash, a long share is in an intermediate state. If only the process was killed, the share is a
+    readable container with all its leases, and has the first writes, in their order. After a power cut, it
+    may have any of the writes; if the container was growing, the leases after the fourth may be missing.
+    Readers detect such states by the share's hashes. Tahoe-LAFS changes all shares in place, and syncs none.
+    Acknowledged changes are durable, unless the policy is ``none``.
 
     Args:
         name: the storage index in base32.
-        has_space: returns whether the shares may grow by a number of bytes.
+        has_space: takes a number of bytes; returns whether the shares may grow by that many.
     """
 
     _place: SlotPlace
@@ -82,7 +87,9 @@ class SlotChange:
     _copies: dict[int, tuple[int, str]] = attrs.field(factory=dict)
 
     def carry_out(self, changes: Mapping[int, ShareChange], durable: bool) -> None:
-        """Change all shares, or raise; the class describes the state after an error."""
+        """
+        Change all shares, or raise an error; the class documentation describes the state after an error.
+        """
         deleted = sorted(n for n, each in changes.items() if each.new_length == 0)
         written = {n: changes[n] for n in sorted(changes) if n not in deleted}
         self._check_space(written)
@@ -113,7 +120,8 @@ class SlotChange:
 
     def _check_space(self, changes: Mapping[int, ShareChange]) -> None:
         """
-        Check the space by which the files grow; the space for copies is checked when they are written.
+        Check that there is space by which the files grow. The space for copies is checked when they are
+        written.
         """
         more = 0
         for number, change in changes.items():
@@ -177,14 +185,14 @@ class SlotChange:
             os.fsync(share.fd)
 
     def _sync_names(self) -> None:
-        """Sync the slot's directory, and its parents if they may be new."""
+        """Sync the slot's directory, and the two directories above it if they may be new."""
         outer = os.path.dirname(self._directory)
         top = () if self._shares else (outer, os.path.dirname(outer))
         self._place.disk.sync_directories((self._directory, *top))
 
 
 def _open_new(path: str) -> int:
-    """Create a file, or empty one that a killed process has left; the slot is locked."""
+    """Create a file, or truncate one that a killed process has left. The slot is locked."""
     flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return os.open(path, flags, PRIVATE_FILE)

@@ -1,5 +1,5 @@
 """
-The file of a mutable share: its container, its leases, and the lock of its slot.
+The file of a mutable share: its container and leases, and the lock of its slot.
 
 Source: the format reference, storage protocols, sections 7.2, 7.3 and 8.3.
 """
@@ -31,8 +31,8 @@ from pipegrid.storage.share_file import (
 )
 from pipegrid.wire.storage_messages import LeaseSecrets, Released, ShareChange
 
-#     offset 0    magic (32), of version 2, which is written, or 1, which is read and kept
-#     offset 32   node id of the server that created it (20)
+#     offset 0    magic (32) of version 1 or 2; new containers have version 2, existing ones keep theirs
+#     offset 32   node id of the server that created the container (20)
 #     offset 52   write enabler (32)
 #     offset 84   length of the share data (8)
 #     offset 92   offset E of the number of extra leases (8)
@@ -53,10 +53,10 @@ EXTRA_OFFSET = 92
 LEASES_OFFSET = 100
 DATA_OFFSET = LEASES_OFFSET + LEASE_SLOTS * LEASE_BYTES
 COUNT_BYTES = 4
-EMPTY_BYTES = DATA_OFFSET + COUNT_BYTES  # a container without data or extra leases
+EMPTY_BYTES = DATA_OFFSET + COUNT_BYTES  # a container with no data and no extra leases
 WRITTEN_VERSION = 2
 OWNER = 1
-MAX_EXTRA_LEASES = 1 << 16  # far more than clients use; a larger number is damage
+MAX_EXTRA_LEASES = 1 << 16  # far more than usual; a larger number is damage
 
 RECORDS = Records(LEASE_BYTES, 8, 40, 4)
 
@@ -68,7 +68,7 @@ MAGICS = {
 MAGIC_BYTES = 32
 
 Writes = Sequence[tuple[int, Buffer]]
-"""Writes to a share's data: offsets and bytes."""
+"""Writes to a share's data: the offset and the bytes of each."""
 
 _VERSIONS = {magic: version for version, magic in MAGICS.items()}
 _HEADER = struct.Struct(">32s20s32sQQ")
@@ -98,7 +98,7 @@ class MutableHeader:
     extra_offset: int
 
     def pack(self) -> bytes:
-        """Return the 100 bytes, with the magic string of their version."""
+        """Return the 100 bytes of the header, with the magic string of its version."""
         fields = self.node_id, self.write_enabler, self.data_bytes, self.extra_offset
         return _HEADER.pack(MAGICS[self.version], *fields)
 
@@ -112,7 +112,7 @@ class MutableLease:
         owner: 0 if the slot is free.
         expires: seconds since 1970, less than 2^32.
         renew, cancel: 32 bytes each: the secrets in version 1, their hashes in version 2.
-        node_id: 20 bytes, of the server that created it.
+        node_id: 20 bytes, the id of the server that created the lease.
     """
 
     owner: int
@@ -122,7 +122,7 @@ class MutableLease:
     node_id: bytes
 
     def pack(self) -> bytes:
-        """Return the 92-byte record; a later expiry than 2^32 - 1 is stored as that."""
+        """Return the 92-byte record; an expiry later than 2^32 - 1 is stored as 2^32 - 1."""
         expires = min(self.expires, NEVER_S)
         return _LEASE.pack(self.owner, expires, self.renew, self.cancel, self.node_id)
 
@@ -137,7 +137,8 @@ def parse_header(data: bytes) -> MutableHeader:
     Parse the first 100 bytes of a mutable share file.
 
     Raises:
-        ValueError: too few bytes, not a mutable container, or numbers that contradict each other.
+        ValueError: there are too few bytes, this is not a mutable container, or its numbers contradict each
+            other.
     """
     if len(data) < _HEADER.size:
         raise ValueError("a share file that ends within its header")
@@ -155,7 +156,7 @@ def pack_empty(node_id: bytes, write_enabler: bytes) -> bytes:
     Return a container without data and leases.
 
     Raises:
-        ValueError: a node id that is not 20 bytes long, or a write enabler that is not 32.
+        ValueError: the node id is not 20 bytes long, or the write enabler is not 32 bytes long.
     """
     if len(node_id) != NODE_ID_BYTES or len(write_enabler) != WRITE_ENABLER_BYTES:
         raise ValueError("a write enabler is 32 bytes long and a node id 20")
@@ -165,10 +166,10 @@ def pack_empty(node_id: bytes, write_enabler: bytes) -> bytes:
 
 def parse_count(data: bytes) -> int:
     """
-    Return the number of extra leases; 0 if the file ends before it.
+    Return the number of extra leases; 0 if the file ends before this number.
 
     Raises:
-        ValueError: more than the limit.
+        ValueError: the number is above the limit.
     """
     if len(data) < COUNT_BYTES:
         return 0
@@ -185,13 +186,15 @@ def parse_leases(data: bytes) -> tuple[MutableLease, ...]:
 
 
 def make_lease(version: int, secrets: LeaseSecrets, node_id: bytes, now: float) -> MutableLease:
-    """Return a lease of 31 days from ``now``, in seconds since 1970."""
+    """Return a lease of 31 days, which starts at ``now`` (seconds since 1970)."""
     renew, cancel = (stored_secret(version, each) for each in (secrets.renew, secrets.cancel))
     return MutableLease(secrets.owner or OWNER, lease_end(now), renew, cancel, node_id)
 
 
 def lease_position(extra_offset: int, index: int) -> int:
-    """Return the offset in the file of the lease of this index: 0 to 3 are the slots."""
+    """
+    Return the offset in the file of a lease. Indexes 0 to 3 are the slots, higher ones the extra leases.
+    """
     if index < LEASE_SLOTS:
         return LEASES_OFFSET + index * LEASE_BYTES
     return extra_offset + COUNT_BYTES + (index - LEASE_SLOTS) * LEASE_BYTES
@@ -205,16 +208,16 @@ def plan_lease(
     added.
 
     Args:
-        records: all existing ones, including free slots: the four slots, then the extra ones.
+        records: all existing leases, including free slots: the four slots, then the extra leases.
         fresh: the new lease. An expiry is only ever changed to a later time.
-        version: of the container.
-        has_space: see ``HasRoom``; called only for one more extra lease.
+        version: the version of the container.
+        has_space: see ``HasRoom``; called only if the lease becomes one more extra lease.
     """
     index = RECORDS.find(records, fresh.renew, version > 1)
     if index is not None and _owner(records, index):
         if RECORDS.expiry(records, index) >= fresh.expires:
             return []
-        # The record with only its expiry changed.
+        # In the existing record, only the expiry is changed.
         at = lease_position(extra_offset, index) + RECORDS.expiry_at
         return [(at, fresh.pack()[RECORDS.expiry_at : RECORDS.expiry_at + 4])]
     count = len(records) // LEASE_BYTES
@@ -226,7 +229,7 @@ def plan_lease(
         return None if index is None else [(lease_position(extra_offset, index), fresh.pack())]
     if not has_space(LEASE_BYTES):
         return None
-    # Counted only after it is written.
+    # The new lease is written before it is counted.
     extra = _UINT32.pack(count - LEASE_SLOTS + 1)
     return [(lease_position(extra_offset, count), fresh.pack()), (extra_offset, extra)]
 
@@ -242,9 +245,9 @@ class Growth:
     The sizes of a container after a change.
 
     Attributes:
-        data_bytes: final length of the data.
-        written_bytes: length of the data before it is cut.
-        extra_offset: final offset of the number of extra leases.
+        data_bytes: the final length of the data.
+        written_bytes: the length of the data after the writes, before it is cut.
+        extra_offset: the final offset of the number of extra leases.
     """
 
     data_bytes: int
@@ -253,7 +256,9 @@ class Growth:
 
 
 def measure(header: MutableHeader, writes: Writes, new_length: int | None) -> Growth:
-    """Return the sizes after writes and a cut. An empty write also extends a share to its offset."""
+    """
+    Return the sizes after writes and a cut. A write of no bytes also extends a share to the write's offset.
+    """
     written = max([header.data_bytes, *(offset + len(data) for offset, data in writes)])
     cut = written if new_length is None else min(written, new_length)
     return Growth(cut, written, max(header.extra_offset, DATA_OFFSET + written))
@@ -263,16 +268,17 @@ def plan_change(
     header: MutableHeader, extra: bytes, file_bytes: int, writes: Writes, new_length: int | None
 ) -> Iterator[tuple[int, Buffer]]:
     """
-    Yield the writes, ``(file offset, bytes)``, of a change; afterwards the file is cut, or extended, to end
-    after its extra leases.
+    Yield the writes, ``(file offset, bytes)``, of a change. Afterwards the caller cuts or extends the file,
+    so that it ends after its extra leases.
 
-    After each write the container is readable and has all its leases: data is written before the length
-    that includes it, and leases are at their new place before the header points there. Where the old and
-    the new place overlap, the leases are first copied to a third one, after both.
+    After each write the container is readable and has all its leases: data is written before the length that
+    includes it, and leases are at their new place before the header points to this place. Where the old and
+    the new place overlap, the leases are first copied to a third place, after both.
 
     Args:
         extra: number and records of the extra leases, as stored.
-        file_bytes: length of the file, which may be longer after a process was killed.
+        file_bytes: the length of the file. If a process was killed, the file may be longer than the
+            container.
     """
     growth = measure(header, writes, new_length)
     at = header.extra_offset
@@ -283,8 +289,8 @@ def plan_change(
             yield EXTRA_OFFSET, _UINT64.pack(hop)
         yield growth.extra_offset, extra
         yield EXTRA_OFFSET, _UINT64.pack(growth.extra_offset)
-    # New bytes that are not written are zeros: old data that was cut, or old leases, are overwritten. After
-    # the file's old end there are only zeros.
+    # New bytes that no write covers must be zeros, so stale bytes of cut data or of leases are overwritten.
+    # After the file's old end there are only zeros.
     stale = min(growth.written_bytes, file_bytes - DATA_OFFSET)
     yield from _zeros(header.data_bytes, stale)
     for offset, data in writes:
@@ -294,15 +300,15 @@ def plan_change(
 
 
 def _zeros(begin: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """Yield writes of zeros to ``[begin, end)`` of the data."""
+    """Yield writes that fill ``[begin, end)`` of the data with zeros."""
     while begin < end:
         piece = _ZEROS[: end - begin]
         yield DATA_OFFSET + begin, piece
         begin += len(piece)
 
 
-# The lock of a slot is that of its directory. It excludes both threads and processes, also for shares that
-# do not exist yet.
+# The lock of a slot is the lock of its directory. It excludes both threads and processes, even for shares
+# that do not exist yet.
 
 
 @attrs.frozen(eq=False)
@@ -311,10 +317,10 @@ class SlotFile:
     An open mutable share.
 
     Attributes:
-        fd: closed by ``close``.
-        path: its name.
-        header: as stored.
-        file_bytes: length of the file.
+        fd: the file descriptor; ``close`` closes it.
+        path: the path of the file.
+        header: the header, as stored.
+        file_bytes: the length of the file.
     """
 
     fd: int
@@ -324,20 +330,20 @@ class SlotFile:
 
     @property
     def data_bytes(self) -> int:
-        """Length of the data that can be read."""
+        """The length of the data that can be read."""
         return max(0, min(self.header.data_bytes, self.file_bytes - DATA_OFFSET))
 
     def close(self) -> None:
-        """Close ``fd``; call it once, as the number may then belong to another file."""
+        """Close ``fd``. Call this only once, since the number may belong to another file afterwards."""
         os.close(self.fd)
 
     def cut(self, offset: int, size: int) -> int:
-        """Return how many bytes a read of ``size`` bytes returns."""
+        """Return how many bytes a read of ``size`` bytes at ``offset`` returns."""
         return max(0, min(size, self.data_bytes - offset))
 
     def read(self, offset: int, size: int) -> bytes:
         """
-        Return at most size bytes; fewer, or none, beyond the end.
+        Return at most size bytes; fewer, or none, if the data ends before.
 
         Raises:
             OSError: the disk failed.
@@ -346,7 +352,9 @@ class SlotFile:
         return disk.read_all(self.fd, length, DATA_OFFSET + offset) if length else b""
 
     def equals(self, offset: int, size: int, specimen: bytes | disk.FilePart) -> bool:
-        """Return whether a read returns exactly the specimen; no more is read than needed."""
+        """
+        Return whether a read returns exactly the specimen. No more bytes are read than needed to find out.
+        """
         if self.cut(offset, size) != len(specimen):
             return False
         if not isinstance(specimen, disk.FilePart):
@@ -359,10 +367,10 @@ class SlotFile:
 
     def extra(self) -> bytes:
         """
-        Return number and records of the extra leases.
+        Return the number and the records of the extra leases, as a container stores them.
 
-        Adding a lease syncs nothing: after a power cut more may be counted than the file holds. The
-        existing ones are returned, and the next lease that is added corrects the number.
+        Adding a lease syncs nothing, so after a power cut more leases may be counted than the file holds.
+        Then this returns the existing ones, and the next lease that is added corrects the stored number.
 
         Raises:
             ValueError: the container is damaged.
@@ -376,8 +384,11 @@ class SlotFile:
 
     def lacks_leases(self, extra: bytes) -> bool:
         """
-        Return whether a power cut removed extra leases, given the result of ``extra``: the last counted one
-        is missing, or is zeros. Then the share's expiry is unknown until a lease is added.
+        Return whether a power cut removed extra leases: whether the last counted lease is missing, or is
+        zeros. Then the share's expiry is unknown until a lease is added.
+
+        Args:
+            extra: the result of ``extra``.
         """
         at = self.header.extra_offset
         counted = parse_count(disk.read_all(self.fd, COUNT_BYTES, at))
@@ -386,7 +397,12 @@ class SlotFile:
         return counted * LEASE_BYTES > len(records) or (counted > 0 and not any(last))
 
     def leases(self, extra: bytes) -> bytes:
-        """Return all lease records, including free slots, given the result of ``extra``."""
+        """
+        Return all lease records, including free slots.
+
+        Args:
+            extra: the result of ``extra``.
+        """
         slots = LEASE_SLOTS * LEASE_BYTES
         head = disk.read_all(self.fd, slots, LEASES_OFFSET).ljust(slots, b"\0")
         return head + extra[COUNT_BYTES:]
@@ -394,10 +410,10 @@ class SlotFile:
 
 def open_file(path: str, flags: int = os.O_RDONLY) -> SlotFile | None:
     """
-    Open a mutable share, or return None if it does not exist or is of another kind.
+    Open a mutable share, or return None if the file does not exist or is of another kind.
 
     Raises:
-        ServerRefused: it is damaged, or the disk failed.
+        ServerRefused: the share is damaged, or the disk failed.
     """
     return open_container(path, flags, LEASES_OFFSET, _slot_file)
 
@@ -409,7 +425,7 @@ def _slot_file(path: str, fd: int, start: bytes) -> SlotFile | None:
 
 
 def is_mutable_file(path: str) -> bool:
-    """Return whether a file holds a mutable share, damaged or not; False if it cannot be read."""
+    """Return whether a file holds a mutable share, damaged or not. False if the file cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -424,7 +440,7 @@ def is_mutable_file(path: str) -> bool:
 
 @contextmanager
 def reported(what: str, path: str) -> Iterator[None]:
-    """Convert errors of the disk and of containers to PipeGrid's."""
+    """Convert errors of the disk and of damaged containers to PipeGrid's errors."""
     try:
         yield
     except OSError as error:
@@ -435,10 +451,11 @@ def reported(what: str, path: str) -> Iterator[None]:
 
 def set_aside(changes: Sequence[tuple[SlotFile, ShareChange]]) -> None:
     """
-    Reserve disk space for shares that grow in place: if a quota or other writers filled the disk within a
-    change, they would be in neither the old nor the new state.
+    Reserve disk space for shares that grow in place. Otherwise the disk could become full during a change, by
+    a quota or other writers, and leave shares in neither the old nor the new state.
 
-    Gaps between writes stay holes: otherwise a byte far beyond the end would take the space of all before it.
+    Gaps between writes stay holes. Otherwise one byte far beyond the end would take space for all bytes
+    before it.
 
     Raises:
         OSError: there is not enough space; nothing was changed.
@@ -454,7 +471,7 @@ def set_aside(changes: Sequence[tuple[SlotFile, ShareChange]]) -> None:
                 if offset + len(data) > begin:
                     size = offset + len(data) - begin
                     disk.allocate(share.fd, DATA_OFFSET + begin, size)
-            # Leases are copied to a third place, and one more may be added.
+            # Space for copying the leases to a third place, and for one more lease.
             leases_bytes = 3 * len(share.extra()) + LEASE_BYTES
             disk.allocate(share.fd, growth.extra_offset, leases_bytes)
     except OSError:
@@ -471,13 +488,14 @@ def change_file(
     has_space: HasRoom,
 ) -> None:
     """
-    Carry out a change, and add or renew a lease, if possible.
+    Carry out a change, and add or renew a lease if possible.
 
     Args:
-        share: the container before; the slot is locked.
+        share: the container before the change; its slot is locked.
 
     Raises:
-        OSError, ValueError: the disk failed; the container is damaged.
+        OSError: the disk failed.
+        ValueError: the container is damaged.
     """
     extra = share.extra()
     leases = share.leases(extra)
@@ -495,10 +513,11 @@ def change_file(
 
 def held_until(share: SlotFile, fresh: MutableLease) -> int | None:
     """
-    Return when the lease that ``fresh`` would renew expires; None if the share has no such lease yet.
+    Return when the lease that ``fresh`` would renew expires; None if the share has no such lease.
 
     Raises:
-        OSError, ValueError: the disk failed; the container is damaged.
+        OSError: the disk failed.
+        ValueError: the container is damaged.
     """
     records = share.leases(share.extra())
     index = RECORDS.find(records, fresh.renew, share.header.version > 1)
@@ -507,11 +526,12 @@ def held_until(share: SlotFile, fresh: MutableLease) -> int | None:
 
 def renew(share: SlotFile, fresh: MutableLease, has_space: HasRoom) -> None:
     """
-    Add or renew a lease in place; the slot is locked.
+    Add or renew a lease in place. The slot is locked.
 
     Raises:
-        NoSpace: there is no space for one more, on the disk or on this share.
-        OSError, ValueError: the disk failed; the container is damaged.
+        NoSpace: there is no space for one more lease, on the disk or on this share.
+        OSError: the disk failed.
+        ValueError: the container is damaged.
     """
     leases = share.leases(share.extra())
     header = share.header
@@ -524,12 +544,13 @@ def renew(share: SlotFile, fresh: MutableLease, has_space: HasRoom) -> None:
 
 def release(share: SlotFile, cancel_secret: bytes, since: int) -> Released:
     """
-    Release the leases with a cancel secret, by freeing their places; remove the share if no lease is left.
+    Release the leases with a cancel secret, by freeing their places. Remove the share if no lease is left.
 
-    The slot is locked; the other arguments, and the result, are as for ``share_file.release_lease``.
+    The slot is locked. For the other arguments and the result see ``share_file.release_lease``.
 
     Raises:
-        OSError, ValueError: the disk failed; the container is damaged.
+        OSError: the disk failed.
+        ValueError: the container is damaged.
     """
     header = share.header
     extra = share.extra()
@@ -554,8 +575,8 @@ def remove_if_expired(path: str, now: float) -> bool:
     Remove a mutable share if it has leases, and all of them have expired.
 
     Returns:
-        whether it was removed. A share without any lease, or of which a power cut took one, or in an
-            unknown container, is kept.
+        whether the share was removed. It is kept if it has no lease, if a power cut removed one, or if its
+            container is unknown.
     """
     directory = os.path.dirname(path)
     with suppress(OSError, ValueError, ServerRefused), ExitStack() as stack:
@@ -581,10 +602,10 @@ def remove_if_expired(path: str, now: float) -> bool:
 
 def lock_slot(directory: str, create: bool) -> int | None:
     """
-    Wait for the lock of a slot; return the descriptor to close to release it, or None if the directory does
-    not exist.
+    Wait for the lock of a slot. Return the descriptor, which the caller closes to release the lock; None if
+    the directory does not exist.
 
-    It is held while files are written and synced: milliseconds, unless the disk is failing.
+    The lock is held while files are written and synced, which takes milliseconds unless the disk is failing.
 
     Args:
         create: create the directory if it is missing.
@@ -592,7 +613,7 @@ def lock_slot(directory: str, create: bool) -> int | None:
     Raises:
         OSError: the disk failed.
     """
-    for _ in range(8):  # another process may remove the directory while it is empty
+    for _ in range(8):  # another process may remove the empty directory
         with suppress(FileNotFoundError, NotADirectoryError):
             return disk.open_locked(directory, os.O_RDONLY | os.O_DIRECTORY, wait=True)
         if not create:

@@ -1,5 +1,5 @@
 """
-Mutable shares of a storage directory: reading, and the atomic read-test-write.
+The mutable shares of a storage directory: reading them, and the atomic read-test-write.
 
 Source: the format reference, storage protocols, sections 7.2, 7.3 and 8.3.
 """
@@ -44,34 +44,37 @@ from pipegrid.wire.storage_messages import (
 )
 
 MAX_READ_BYTES = 64 << 20
-"""The limit of one answer, which is held in memory, even if a read vector repeats the same range."""
+"""
+The maximum number of bytes in one response, which is held in memory, even if a read vector repeats a range.
+"""
 MAX_READS = 4096
-"""The limit of one vector; clients send one or two reads for each share."""
+"""The maximum number of reads in one vector; clients send one or two for each share."""
 
 
 @attrs.define(eq=False, repr=False)
 class Slots:
     """
-    The mutable shares of a ``ShareStore``, which has this as ``store.slots``.
+    The mutable shares of a ``ShareStore``, available as ``store.slots``.
 
     All methods block on the disk. Call them through ``SlotQueue``, which keeps the order and runs them
-    outside the reactor's thread. Changes are atomic in two senses: other threads and processes that use the
-    slot see the state before or after, since it is locked; and a crash leaves each share in its old or its
-    new state (``slot_change``).
+    outside the reactor thread. Changes are atomic in two senses. The slot is locked, so other threads and
+    processes see the state before or after a change. And a crash leaves each share in its old or its new
+    state (``slot_change``).
 
     Args:
-        directory_of: returns where the shares of a storage index are.
-        incoming: where new files are created, on the same file system.
+        directory_of: returns the directory with the shares of a storage index.
+        incoming: the directory in which new files are created, on the same file system.
         clock: seconds since 1970.
-        has_space: returns whether a number of bytes more fits on the disk.
-        change: returns what counts a change of share files of a storage index, and says how far they may
-            grow; called with the storage index, their paths, and the number of the named client.
-        serial: entered for all that is done with the shares of a storage index.
-        read_only: create no new shares. Existing ones may be changed and deleted.
+        has_space: takes a number of bytes; returns whether that many more fit on the disk.
+        change: takes a storage index, paths of share files, and the number of a named client. Returns a
+            ``SpaceChange``, which counts the change of these files and limits their growth.
+        serial: returns a context manager, which is entered for everything that is done with the shares of a
+            storage index.
+        read_only: create no new shares. Existing shares may be changed and deleted.
 
     Attributes:
         node_id: 20 bytes, stored in every container and lease; the server sets it to its tub id.
-        incoming, has_space, read_only: as above.
+        incoming, has_space, read_only: see the arguments.
         disk: syncs directories.
     """
 
@@ -103,18 +106,19 @@ class Slots:
         Test, read and write the shares of a slot, atomically.
 
         Args:
-            r_vector: ``(offset, size)``, read from every existing share before anything is written.
+            r_vector: ``(offset, size)`` pairs, which are read from every existing share before anything is
+                written.
             durable: sync what was written before returning.
-            may_read: called with the number of bytes before they are read into memory; returns whether to.
+            may_read: takes a number of bytes; returns whether that many may be read into memory.
 
         Raises:
-            WrongSecret: the write enabler is not that of every existing share. The text ends with ``The write
-                enabler was recorded by nodeid '<base32>'.``
+            WrongSecret: an existing share has another write enabler. The text ends with ``The write enabler
+                was recorded by nodeid '<base32>'.``
             UsageError: an impossible share number or vector, or a new share with a write enabler that is not
                 32 bytes long.
-            NoSpace: it would not fit; nothing was changed.
+            NoSpace: the change would not fit; nothing was changed.
             Overloaded: other reads use too much memory now; nothing was changed.
-            ServerRefused: the disk failed, a container is damaged, or the answer would be too large.
+            ServerRefused: the disk failed, a container is damaged, or the response would be too large.
         """
         _check_reads(r_vector)
         for number, change in tw_vectors.items():
@@ -151,7 +155,7 @@ class Slots:
         changes: Mapping[int, ShareChange],
         durable: bool,
     ) -> None:
-        """Carry out a change, and count by how much it makes the shares grow, also if it fails midway."""
+        """Carry out a change, and count by how much the shares grow, even if the change fails midway."""
         before = sum(shares[number].file_bytes for number in changes if number in shares)
         paths = [f"{directory}/{number:d}" for number in changes]
         with self._change(storage_index, paths, secrets.lease.owner) as space:
@@ -166,7 +170,7 @@ class Slots:
                 change.carry_out(changes, durable)
             finally:
                 if space.counts:
-                    # An immutable share may have the same number, and does not change.
+                    # An immutable share may have the same number. It does not change, so it does not count.
                     after = sum(
                         file_bytes(each) for each in paths if slot_file.is_mutable_file(each)
                     )
@@ -176,10 +180,10 @@ class Slots:
         self, storage_index: bytes, share_numbers: Collection[int], r_vector: Reads
     ) -> dict[int, tuple[bytes, ...]]:
         """
-        Read from shares of a slot; no share numbers means all. Missing shares are left out.
+        Read from shares of a slot. An empty ``share_numbers`` means all shares. Missing shares are left out.
 
         Raises:
-            UsageError, ServerRefused: as above.
+            UsageError, ServerRefused: as ``testv_and_readv_and_writev``.
         """
         _check_reads(r_vector)
         with self._locked(storage_index, create=False) as directory:
@@ -190,17 +194,17 @@ class Slots:
                 return _read(shares, r_vector)
 
     def list_shares(self, storage_index: bytes) -> frozenset[int]:
-        """Return the numbers of the mutable shares."""
+        """Return the numbers of the mutable shares of a storage index."""
         directory = self._directory_of(storage_index)
         return list_numbers(directory, slot_file.is_mutable_file) or frozenset()
 
     def open_share(self, storage_index: bytes, share_number: int) -> ShareReader:
         """
-        Open a share for reading. A long one may be changed while it is read.
+        Open a share for reading. A long share may be changed while it is read.
 
         Raises:
-            NoSuchShare: it does not exist.
-            ServerRefused: it is damaged.
+            NoSuchShare: the share does not exist.
+            ServerRefused: the share is damaged.
         """
         check_number(share_number)
         share = slot_file.open_file(f"{self._directory_of(storage_index)}/{share_number:d}")
@@ -214,7 +218,7 @@ class Slots:
 
     def add_lease(self, storage_index: bytes, secrets: LeaseSecrets) -> bool:
         """
-        Add or renew a lease on all mutable shares; returns whether there are any.
+        Add or renew a lease on all mutable shares of a storage index. Return whether there are any.
 
         Raises:
             NoSpace: there is no space for one more lease, on the disk or on a share.
@@ -229,10 +233,10 @@ class Slots:
                 try:
                     found |= self._renew(storage_index, f"{directory}/{number}", secrets)
                 except QuotaReached as error:  # noqa: PERF203
-                    failed = failed or error  # others may have this lease, and need no space
+                    failed = failed or error  # other shares may need no space for it
                 except NoSpace:
                     raise  # as in ``ShareStore.add_lease``
-                except ServerRefused as error:  # the other shares would expire
+                except ServerRefused as error:  # renew the others, which would expire
                     failed = failed or error
         if failed is not None:
             raise failed
@@ -259,7 +263,8 @@ class Slots:
 
     def release_lease(self, storage_index: bytes, cancel_secret: bytes, since: int) -> Released:
         """
-        Release the leases with a cancel secret on all mutable shares, and remove shares without any.
+        Release the leases with a cancel secret on all mutable shares, and remove shares that have no lease
+        left.
 
         Args:
             since: see ``share_file.release_lease``.
@@ -291,7 +296,9 @@ class Slots:
     def _check_holder(
         self, shares: Sequence[SlotFile], lease: LeaseSecrets, space: SpaceChange
     ) -> None:
-        """Raise NoSpace if a named client gets a lease on a share that its quota has no space for."""
+        """
+        Raise NoSpace if a share would get a lease of a named client whose quota has no space for the share.
+        """
         for share in shares:
             with slot_file.reported(f"read the leases of {share.path!r}", share.path):
                 until = slot_file.held_until(share, self.fresh_lease(share, lease))
@@ -302,13 +309,15 @@ class Slots:
                 )
 
     def fresh_lease(self, share: SlotFile | None, secrets: LeaseSecrets) -> slot_file.MutableLease:
-        """Return the lease to add to a share, or to renew there; None: the share does not exist yet."""
+        """
+        Return the lease to add to a share, or to renew there. ``share`` is None if it does not exist yet.
+        """
         version = slot_file.WRITTEN_VERSION if share is None else share.header.version
         return slot_file.make_lease(version, secrets, self.node_id, self._clock())
 
     @contextmanager
     def _locked(self, storage_index: bytes, create: bool) -> Iterator[str | None]:
-        """Hold the lock of a slot; yields its directory, or None if it does not exist."""
+        """Hold the lock of a slot. Yield the slot's directory, or None if the directory does not exist."""
         directory = self._directory_of(storage_index)
         with self._serial(storage_index):
             try:
@@ -328,7 +337,7 @@ class Slots:
 def _opened(
     directory: str, flags: int, wanted: frozenset[int] | None = None
 ) -> Iterator[dict[int, SlotFile]]:
-    """Open the mutable shares in a directory, or those with a number in ``wanted``."""
+    """Open the mutable shares in a directory; with ``wanted``, only those with these numbers."""
     shares: dict[int, SlotFile] = {}
     with ExitStack() as stack:
         for number in sorted(list_numbers(directory) or ()):

@@ -1,4 +1,7 @@
-"""Eviction: which unfinished uploads are given up when a server lacks slots or disk space for another."""
+"""
+Eviction: the choice of the unfinished uploads to give up when a server lacks slots or disk space for another
+upload.
+"""
 
 from __future__ import annotations
 
@@ -12,28 +15,31 @@ from typing import Generic, Protocol, TypeVar
 import attrs
 
 # An interrupted upload is kept for days, so that it can be resumed. An honest client must get space
-# nevertheless, whatever other clients allocate: otherwise 4096 allocations of a byte, or one of all free
-# space, would deny space to all others until they expire.
+# nevertheless, whatever other clients allocate: otherwise 4096 allocations of one byte, or one allocation of
+# all free space, would deny space to all other clients until the uploads expire.
 #
-# Uploads are attributed to clients. A new upload secret costs nothing, so it does not identify one. An
-# address costs most; an IPv6 client has 2^64 of them, which count as one. But a whole network, or all of Tor,
+# Each upload belongs to a client. A new upload secret costs nothing, so it does not identify a client. A new
+# address costs most; the 2^64 addresses of an IPv6 client count as one. But a whole network, or all of Tor,
 # may share one address. So clients are compared by address, and clients of one address by the connection that
 # began or resumed an upload. Uploads left by an earlier process belong to one client.
 #
 # For a client that allocates an upload:
 #
 # 1. Stale uploads, without a write for 30 minutes, are evicted first, the longest idle first. Servers of
-#    Tahoe-LAFS keep none longer. Beyond that they are kept only while there is space.
-# 2. Then idle ones: no byte for five minutes, or less than a kilobyte a second, or a pace that would take
-#    more than a day. Those of the client that holds most are evicted first, and of these the longest idle,
-#    if their client holds more than the allocating client would then: uploads where slots are short, bytes
-#    where space is. The same holds between connections of one address. But first, those without a write for
-#    ten seconds are evicted, the longest idle first and of the client that holds more: connections are cheap.
-# 3. Uploads that are being written, complete ones, and (except by rule 1) the connection's own are never
-#    evicted.
+#    Tahoe-LAFS do not keep uploads for longer; here they are kept while there is space.
+# 2. Then idle uploads: no byte for five minutes, or less than a kilobyte per second, or a pace that would
+#    take more than a day. The victim is the client that holds most, counted in uploads if slots are short and
+#    in bytes if space is short. The victim must hold more than the allocating client would then hold. Its
+#    longest idle uploads are evicted first. Clients are compared by address first, then by connection within
+#    the allocating client's address. But connections are cheap: within that address, idle uploads of other
+#    connections without a write for ten seconds are evicted before connections are compared, the longest idle
+#    first.
+# 3. Uploads that are being written, complete uploads, and (except by rule 1) uploads of the allocating
+#    connection are never evicted.
 #
-# So a client that holds little is never rejected because of one that holds much, and one that holds most can
-# evict no other's. An honest client whose upload was evicted gets 404 for its next write, and starts again.
+# So a client that holds little is never rejected because of one that holds much, and the client that holds
+# most cannot evict uploads of other clients. An honest client whose upload was evicted gets 404 for its next
+# write, and starts again.
 #
 # Rejected alternatives: a fixed share of space for each address (one client alone could not use the disk, and
 # a hundred addresses would still fill it), and rejecting large allocations (an honest client that stores one
@@ -42,7 +48,7 @@ import attrs
 STALE_S = 30 * 60.0
 WRITTEN_S = 5 * 60.0
 WHOLE_S = 24 * 3600.0
-SLOWEST = 1024  # bytes a second; an old modem sends five times as much
+SLOWEST = 1024  # bytes per second; an old modem is five times as fast
 SIBLING_S = 10.0
 
 
@@ -52,8 +58,8 @@ class Client:
     The client that begins an upload.
 
     Attributes:
-        address: empty for this process itself.
-        connection: a number.
+        address: empty if this process itself is the client.
+        connection: the number of the connection.
     """
 
     address: str = ""
@@ -66,9 +72,10 @@ LEFT_BEHIND = Client("what an earlier process left")
 
 def address_of(host: str) -> str:
     """
-    Return what counts as one address: the first half of an IPv6 address, others unchanged.
+    Return the part of an address that identifies a client: the first half of an IPv6 address, or a whole IPv4
+    address.
 
-    An IPv4 address is the same in the IPv6 notation of a port that listens for both.
+    A port that listens for IPv4 and IPv6 reports IPv4 addresses in IPv6 notation; these are converted.
     """
     if ":" not in host:
         return host
@@ -86,10 +93,11 @@ class UploadUsage(Protocol):
     The fields of an unfinished upload that eviction uses. Times are in seconds of one clock.
 
     Attributes:
-        client: the owner.
-        share_bytes: the disk space that it may take.
-        began, last_write: when it was begun, or resumed by this process, and last written to.
-        came_bytes: bytes received since it began.
+        client: the client that the upload belongs to.
+        share_bytes: the disk space that the upload may take.
+        began: when the upload was begun, or resumed by this process.
+        last_write: when the upload was last written to.
+        came_bytes: how many bytes were received since ``began``.
     """
 
     client: Client
@@ -99,11 +107,11 @@ class UploadUsage(Protocol):
 
     @property
     def came_bytes(self) -> int:
-        """Bytes received since it began."""
+        """How many bytes were received since the upload began."""
 
     @property
     def remaining_bytes(self) -> int:
-        """Bytes that have not been received yet."""
+        """How many bytes have not been received yet."""
 
     @property
     def complete(self) -> bool:
@@ -112,9 +120,10 @@ class UploadUsage(Protocol):
 
 def written_until(upload: UploadUsage) -> float:
     """
-    Return until when it counts as being written if no more bytes arrive.
+    Return until when the upload counts as being written if no more bytes arrive. Each byte moves this time
+    later.
 
-    Infinite if it is complete, and minus infinite if nothing has arrived. Each byte makes it later.
+    Infinite if the upload is complete, and minus infinite if nothing has arrived.
     """
     if upload.complete:
         return inf
@@ -126,24 +135,27 @@ def written_until(upload: UploadUsage) -> float:
 
 
 def is_being_written(upload: UploadUsage, now: float) -> bool:
-    """Whether it is complete, or being written at a realistic pace."""
+    """Return whether the upload is complete, or being written at a realistic pace."""
     return now <= written_until(upload)
 
 
 def is_stale(upload: UploadUsage, now: float) -> bool:
-    """Whether any client may displace it: one that needs its space, or that uploads the same share."""
+    """
+    Return whether the upload may be removed for any client that needs its space, or that uploads the same
+    share.
+    """
     return not upload.complete and now - upload.last_write >= STALE_S
 
 
 @attrs.frozen
 class UploadDemand:
     """
-    What a client requests.
+    The space and slots that a client requests.
 
     Attributes:
-        uploads: how many more; 0 if something else needs the space.
-        share_bytes: of each of them.
-        missing_uploads, missing_bytes: how much is lacking for all of them together.
+        uploads: how many uploads the client wants to begin; 0 if something else needs the space.
+        share_bytes: the length of each of these shares.
+        missing_uploads, missing_bytes: how many slots and bytes are lacking for all of them together.
     """
 
     uploads: int
@@ -152,30 +164,32 @@ class UploadDemand:
     missing_bytes: int
 
 
-# Going through 4096 uploads took ten milliseconds, during which no other client was served. With heaps each
-# choice takes a few steps.
+# Examining all of 4096 uploads took ten milliseconds, during which no other client was served. With heaps
+# each choice takes a few steps.
 #
-# A write makes an upload younger, and an eviction makes a client's holdings smaller, so keys of existing
-# entries only rise. Therefore writes do not update heaps: an entry that comes first with an outdated key is
-# moved to its place then. What would lower a key (another upload, a client that stops writing) adds a
-# second entry. A heap is cleaned when it has doubled.
+# The key of an upload is its last write, and the key of a client is minus what it holds. A write makes the
+# upload's key higher, and an eviction makes the client's key higher, so keys of existing entries only rise.
+# Therefore writes do not update heaps: an entry that comes first with an outdated key is then moved to its
+# place. What would lower a key (another upload of the client, a client that stops writing) adds a second
+# entry. A heap is cleaned when it has doubled.
 #
-# Uploads that are being written are in a separate heap until the moment at which they would count as idle
-# (``written_until``), and are examined again then.
+# Uploads that are being written are kept in a separate heap until the time at which they would count as idle
+# (``written_until``). Then they are examined again.
 
 T = TypeVar("T")
 Ordered = TypeVar("Ordered", bound=UploadUsage)
 
 _SPARE = 64
-_NUMBERS = count()  # of entries of heaps: equal keys keep their order
+_NUMBERS = count()  # numbers of heap entries, so that equal keys keep their order
 
 
 class _Heap(Generic[T]):
     """
-    Returns the item with the lowest key.
+    A heap that returns the item with the lowest key.
 
     Args:
-        key: the item's current key, never below its key when it was added; None: the item was removed.
+        key: returns the current key of an item, which is never below its key when the item was added. None:
+            the item is removed from the heap.
     """
 
     def __init__(self, key: Callable[[T], float | None]) -> None:
@@ -184,7 +198,7 @@ class _Heap(Generic[T]):
         self._sweep_at = _SPARE
 
     def put(self, item: T) -> None:
-        """Add an item, possibly again."""
+        """Add an item, even if the heap contains it already."""
         key = self._key(item)
         if key is not None:
             heappush(self._entries, (key, next(_NUMBERS), item))
@@ -200,7 +214,7 @@ class _Heap(Generic[T]):
         self._sweep_at = 2 * len(self._entries) + _SPARE
 
     def first(self, but: T | None = None) -> T | None:
-        """Return the first item, or the first other than ``but``; None if there is none."""
+        """Return the item with the lowest key, ignoring ``but``. None if there is none."""
         entries, aside = self._entries, None
         found: T | None = None
         while entries:
@@ -225,7 +239,10 @@ class _Heap(Generic[T]):
 
 
 class _Entry(Generic[Ordered]):
-    """One upload; ``here`` is whether it may still be evicted."""
+    """
+    One upload. ``here`` is False while the upload cannot be evicted, because it is chosen already or has
+    ended.
+    """
 
     __slots__ = ("here", "holder", "size", "upload")
 
@@ -237,7 +254,10 @@ class _Entry(Generic[Ordered]):
 
 
 class _Address(Generic[Ordered]):
-    """The uploads of one address, by its clients: which holds most, and whose upload is idle for longest."""
+    """
+    The uploads of one address: a heap of its clients by what they hold, and a heap of its clients by their
+    longest idle upload.
+    """
 
     def __init__(self) -> None:
         self.held = 0
@@ -246,12 +266,14 @@ class _Address(Generic[Ordered]):
         self.idle: _Heap[_Holder[Ordered]] = _Heap(_Holder.by_idle)
 
     def by_held(self) -> float | None:
-        """Return its key among addresses; None if it has nothing to evict."""
+        """
+        Return the address's key in the heap of addresses; None if nothing of the address can be evicted.
+        """
         return None if self.most.first() is None else -self.held
 
 
 class _Holder(Generic[Ordered]):
-    """The uploads of one client: how much it holds, and the idle ones."""
+    """The uploads of one client: how much it holds, and a heap of its idle uploads."""
 
     def __init__(
         self,
@@ -266,11 +288,11 @@ class _Holder(Generic[Ordered]):
         self.idle: _Heap[_Entry[Ordered]] = _Heap(key)
 
     def by_held(self) -> float | None:
-        """Return its key among the clients of its address."""
+        """Return the client's key by what it holds, for the heap in its address."""
         return None if self.idle.first() is None else -self.held
 
     def by_idle(self) -> float | None:
-        """Return its other key, the last write of its longest idle upload."""
+        """Return the client's key by idleness: the last write of its longest idle upload."""
         first = self.idle.first()
         return None if first is None else first.upload.last_write
 
@@ -280,8 +302,8 @@ class EvictionOrder(Generic[Ordered]):
     All unfinished uploads in the order of eviction.
 
     Args:
-        uploads: all that exist.
-        by_bytes: whether holdings are counted in bytes, or in uploads.
+        uploads: all existing uploads.
+        by_bytes: whether what clients hold is counted in bytes, or else in uploads.
         now: the time, which must not go back.
     """
 
@@ -315,7 +337,10 @@ class EvictionOrder(Generic[Ordered]):
         return upload in self._entries
 
     def add(self, upload: Ordered) -> None:
-        """Add an upload that has begun, or that another client has resumed, after removing it."""
+        """
+        Add an upload that has begun. Also used, after ``remove``, for an upload that another client has
+        resumed.
+        """
         self._offer(self._enter(upload))
 
     def _enter(self, upload: Ordered) -> _Entry[Ordered]:
@@ -335,7 +360,7 @@ class EvictionOrder(Generic[Ordered]):
         return entry
 
     def remove(self, upload: Ordered) -> None:
-        """Remove an upload that has ended, or that gets another client."""
+        """Remove an upload that has ended, or that will belong to another client."""
         entry = self._entries.pop(upload, None)
         if entry is None:
             return
@@ -350,9 +375,9 @@ class EvictionOrder(Generic[Ordered]):
 
     def choose(self, client: Client, asked: UploadDemand, now: float) -> list[Ordered]:
         """
-        Return which uploads to evict so that nothing is missing any more, or as much as possible.
+        Return which uploads to evict so that nothing is missing any more, or as little as possible.
 
-        None if it would not be enough for one upload.
+        The list is empty if evictions would not suffice for even one of the requested uploads.
         """
         self._now = now
         self._look_at_written()
@@ -380,7 +405,10 @@ class EvictionOrder(Generic[Ordered]):
         return [entry.upload for entry in chosen] if enough_for_one else []
 
     def _next(self, client: Client, wanted: int) -> _Entry[Ordered] | None:
-        """Return the next upload to evict for a client that wants this much; None if there is none."""
+        """
+        Return the next upload to evict for a client that requests ``wanted`` uploads or bytes. None if there
+        is none.
+        """
         stale = self._stale.first()
         if stale is not None and is_stale(stale.upload, self._now):
             return stale
@@ -401,7 +429,7 @@ class EvictionOrder(Generic[Ordered]):
         return None
 
     def _offer(self, entry: _Entry[Ordered]) -> None:
-        """Add an entry to the heaps."""
+        """Add an upload to the heaps again, so that it can be evicted."""
         self._stale.put(entry)
         self._show(entry)
 
@@ -418,7 +446,7 @@ class EvictionOrder(Generic[Ordered]):
         entry.holder.address.held -= entry.size
 
     def _by_idle(self, entry: _Entry[Ordered]) -> float | None:
-        """Return an upload's key among those of its client; None for one that is being written."""
+        """Return an upload's key in the heap of its client's idle uploads. None if it is being written."""
         if not entry.here:
             return None
         until = written_until(entry.upload)
@@ -429,46 +457,46 @@ class EvictionOrder(Generic[Ordered]):
         return entry.upload.last_write
 
     def _look_at_written(self) -> None:
-        """Examine again the uploads whose time of being written has passed."""
+        """Examine again the uploads that would count as idle by now if nothing had arrived."""
         while self._written and self._written[0][0] < self._now:
             entry = heappop(self._written)[2]
             if entry.here:
-                self._show(entry)  # moves it to the other heap again if something has arrived
+                self._show(entry)  # moves it back if bytes have arrived
 
 
 def _by_age(entry: _Entry[Ordered]) -> float | None:
     return entry.upload.last_write if entry.here and not entry.upload.complete else None
 
 
-# The caller holds the registry's lock; no method waits.
+# The caller holds the registry's lock. No method waits for anything.
 
 
 class Held(UploadUsage, Protocol):
     """An upload that a client may resume."""
 
     def take_up(self, client: Client) -> None:
-        """Make it belong to a client."""
+        """Make the upload belong to a client."""
 
 
 U = TypeVar("U", bound=Held)
 
 
 class Eviction(Generic[U]):
-    """The uploads of a store in the order of eviction, which is built when space is short."""
+    """The uploads of a store in the order of eviction. The order is built when space is short."""
 
     def __init__(self) -> None:
-        self._orders: dict[bool, EvictionOrder[U]] = {}  # by what is counted: bytes, or uploads
-        # Clients for which nothing could be evicted, each with the second in which that was found out.
+        self._orders: dict[bool, EvictionOrder[U]] = {}  # by whether bytes are counted
+        # Clients for which nothing could be evicted, each with the second in which this happened.
         self._without_effect: dict[Client, int] = {}
 
     def choose(
         self, uploads: Collection[U], client: Client, asked: UploadDemand, now: float
     ) -> list[U]:
         """
-        Return which uploads to evict for a demand; an empty list: reject it.
+        Return which uploads to evict for a demand. If the list is empty, the demand must be rejected.
 
         Args:
-            uploads: all that exist.
+            uploads: all existing uploads.
         """
         second = int(now)
         if self._without_effect.get(client) == second:
@@ -498,10 +526,13 @@ class Eviction(Generic[U]):
             order.add(upload)
 
     def remove(self, upload: U) -> None:
-        """Remove an upload that has ended, in whatever way."""
+        """Remove an upload that has ended, successfully or not."""
         for order in self._orders.values():
             order.remove(upload)
 
     def clear(self) -> None:
-        """Build the order again when space is short: that is cheap every few minutes."""
+        """
+        Drop the order, which is built again when space is short. This is cheap if it happens every few
+        minutes.
+        """
         self._orders.clear()

@@ -1,4 +1,4 @@
-"""The files of unfinished uploads: creating, resuming, notes of what has arrived, and publishing."""
+"""The files of unfinished uploads: creating and resuming them, notes of what has arrived, and publishing."""
 
 from __future__ import annotations
 
@@ -23,25 +23,26 @@ from pipegrid.errors import NoSuchShare, WrongSecret
 from pipegrid.storage import share_file
 from pipegrid.storage.storage_paths import SHARE_NUMBERS, ShareKey
 
-# A note, ``SI.7.upload`` next to ``incoming/SI.7``, records whose upload it is and which ranges have
-# arrived, so that the upload survives its process. The file alone is not enough: it is sparse, and a hole
-# reads as zeros. The note is written by the first write that is acknowledged without completing the share,
-# so small shares never have one. It is written after the data, so it never claims more than the file holds.
+# A note, ``SI.7.upload`` next to ``incoming/SI.7``, records whose upload this is and which ranges have
+# arrived, so that the upload survives its process. The upload's file alone is not enough: it is sparse, and a
+# hole reads as zeros. The note is written after the first write that does not complete the share, so small
+# shares never have one. It is written after the data, so it never claims more than the file holds.
 #
-# It is used only if
+# A note is used only if
 #
 # * its digest is right: a note may be incomplete after a crash;
 # * the machine has not been started again since (boot id): the kernel keeps what a killed process wrote,
-#   but after a power cut the note may be on the disk and the data not;
+#   but after a power cut the disk may have the note without the data;
 # * it names the inode of the file, and the file has the full size of its container: a file is emptied
 #   before an older note is removed, so an orphaned note never applies to another file.
 #
-# Tahoe-LAFS has no such file, ignores it, and empties ``incoming`` when it starts.
+# Tahoe-LAFS has no such notes; it ignores them, and empties ``incoming`` when it starts.
 
 SUFFIX = ".upload"
 MAX_NOTED_RANGES = 240
 """
-The rest would only have to be sent again; with this limit a note fits in one page, which one write fills.
+The maximum number of ranges in a note, so that it fits in one page, which one write fills. Bytes in further
+ranges would only have to be sent again.
 """
 
 _MAGIC = b"pipegrid upload 1\n"
@@ -50,7 +51,7 @@ _FIXED = struct.Struct(">16s32sQQL")
 _RANGE = struct.Struct(">QQ")
 
 
-@lru_cache(maxsize=4)  # called for each share of an upload, when it begins and when it is written
+@lru_cache(maxsize=4)  # called twice per share: at its start and its write
 def hash_secret(upload_secret: bytes) -> bytes:
     """Return the 32 bytes that are stored for an upload secret."""
     return hashlib.blake2b(upload_secret, digest_size=32, person=b"pipegrid upload").digest()
@@ -62,11 +63,11 @@ class Note:
     The state of an upload that a process records for the next one.
 
     Attributes:
-        boot_id: 16 bytes, of the machine's last start.
-        secret_hash: 32 bytes, of the upload secret.
-        inode: of the file.
-        share_bytes: length of the whole share data.
-        ranges: what has arrived, half-open.
+        boot_id: 16 bytes that identify the machine's last start.
+        secret_hash: 32 bytes, the hash of the upload secret.
+        inode: the inode number of the upload's file.
+        share_bytes: the length of the whole share data.
+        ranges: the half-open ranges that have arrived.
     """
 
     boot_id: bytes
@@ -76,7 +77,7 @@ class Note:
     ranges: Sequence[Range]
 
     def pack(self) -> bytes:
-        """Return the content of the file, at most 4096 bytes."""
+        """Return the content of the note's file, at most 4096 bytes."""
         noted = self.ranges[:MAX_NOTED_RANGES]
         fixed = (self.boot_id, self.secret_hash, self.inode, self.share_bytes, len(noted))
         body = _FIXED.pack(*fixed) + b"".join(_RANGE.pack(*pair) for pair in noted)
@@ -85,10 +86,10 @@ class Note:
 
 def parse_note(data: bytes) -> Note:
     """
-    Parse a note; bytes after it, from an older and longer one, are ignored.
+    Parse a note. Bytes after it, which an older and longer note left, are ignored.
 
     Raises:
-        ValueError: it is not a note, or incomplete.
+        ValueError: this is not a note, or an incomplete one.
     """
     begin = len(_MAGIC) + _DIGEST_BYTES
     if not data.startswith(_MAGIC) or len(data) < begin + _FIXED.size:
@@ -105,19 +106,19 @@ def _digest(body: bytes) -> bytes:
     return hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest()
 
 
-# Other processes may create, lock, rename and remove the same names at any time.
+# Other processes may create, lock, rename and remove files of the same names at any time.
 
 _NOTED = re.compile(r"([a-z2-7]{26})\.([0-9]+)" + re.escape(SUFFIX))
 
 
 def open_new(path: str) -> int | None:
-    """Open, or create, and lock a file in ``incoming``; None if another process has the lock."""
+    """Open and lock a file in ``incoming``, or create it; None if another process has the lock."""
     flags = os.O_RDWR | os.O_CREAT
     return _in_directory(path, lambda: disk.open_locked(path, flags, mode=PRIVATE_FILE))
 
 
 def create(path: str) -> int | None:
-    """Create and lock a file in ``incoming``; None if it exists."""
+    """Create and lock a file in ``incoming``; None if the file exists."""
     try:
         return disk.create_locked(path, PRIVATE_FILE)
     except FileNotFoundError:
@@ -126,7 +127,8 @@ def create(path: str) -> int | None:
 
 def open_empty(path: str, final_path: str) -> int | None:
     """
-    Open and lock a file in ``incoming`` that is empty; None if another process uses it, or has used it.
+    Open and lock an empty file in ``incoming``. None if another process has the lock or has written to it, or
+    the share is complete.
     """
     fd = open_new(path)
     if fd is not None and (os.fstat(fd).st_size or os.path.lexists(final_path)):
@@ -136,8 +138,8 @@ def open_empty(path: str, final_path: str) -> int | None:
 
 
 def _in_directory(path: str, call: Callable[[], int | None]) -> int | None:
-    """Call, after creating the directory if it is missing."""
-    for _ in range(8):  # a Tahoe-LAFS server that starts may remove the directory
+    """Call ``call`` and return its result; create the directory of ``path`` if it is missing."""
+    for _ in range(8):  # a starting Tahoe-LAFS server may remove it again
         with suppress(FileNotFoundError):
             return call()
         make_private(os.path.dirname(path))
@@ -146,7 +148,8 @@ def _in_directory(path: str, call: Callable[[], int | None]) -> int | None:
 
 def give_up(path: str, fd: int) -> None:
     """
-    Remove a file that was just created, and close it; if it cannot be removed, housekeeping does it later.
+    Remove a file that was just created, and close it. If the file cannot be removed, housekeeping removes it
+    later.
     """
     with suppress(OSError):
         disk.remove(path)
@@ -154,7 +157,7 @@ def give_up(path: str, fd: int) -> None:
 
 
 def remove_own(path: str, fd: int) -> None:
-    """Remove an unfinished upload and its note, if the name still is that of the open file."""
+    """Remove an unfinished upload and its note, if ``path`` is still the name of the open file."""
     if disk.names_file(path, fd):
         disk.remove(path + SUFFIX)
         disk.remove(path)
@@ -167,11 +170,11 @@ def resume(
     Resume an upload that no process has open.
 
     Args:
-        secret_hash: of the expected upload; None: of any.
+        secret_hash: the hash of the upload's secret; None to resume an upload with any secret.
 
     Returns:
-        the locked file and its note, or None if it cannot be resumed: no file, no valid note, or another
-            process has the lock.
+        the locked file and its note. None if there is no file or no valid note, or if another process has the
+            lock.
     """
     try:
         fd = disk.open_locked(incoming_path, os.O_RDWR)
@@ -191,7 +194,7 @@ def resume(
 
 
 def write_note(incoming_path: str, note: Note) -> None:
-    """Record what has arrived of an unfinished upload, next to its file."""
+    """Record in a note, next to the upload's file, what has arrived."""
     fd = os.open(
         incoming_path + SUFFIX,
         os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
@@ -204,7 +207,7 @@ def write_note(incoming_path: str, note: Note) -> None:
 
 
 def read_note(incoming_path: str, fd: int, boot_id: bytes) -> Note | None:
-    """Return the note about a file whose lock is held, or None if it has no valid one."""
+    """Return the note about a file whose lock is held, or None if there is no valid note."""
     try:
         note_fd = os.open(
             incoming_path + SUFFIX,
@@ -227,8 +230,8 @@ def read_note(incoming_path: str, fd: int, boot_id: bytes) -> Note | None:
 
 def noted(directory: str) -> Iterator[tuple[bytes, int]]:
     """
-    Yield storage index and number of all unfinished uploads with a note; none if the directory does not
-    exist.
+    Yield storage index and share number of all unfinished uploads with a note. Nothing if the directory does
+    not exist.
     """
     try:
         names = os.listdir(directory)
@@ -237,46 +240,46 @@ def noted(directory: str) -> Iterator[tuple[bytes, int]]:
     for name in names:
         match = _NOTED.fullmatch(name)
         if match is not None and match[2] in SHARE_NUMBERS:
-            with suppress(ValueError):  # 26 characters that do not encode 16 bytes
+            with suppress(ValueError):  # 26 characters may not be the base32 of 16 bytes
                 yield base32.decode(match[1]), SHARE_NUMBERS[match[2]]
 
 
 def rename(incoming: str, final: str, new_index: bool) -> tuple[str, ...]:
     """
-    Rename a complete share to its place, creating directories only if they are missing.
+    Rename a complete share to its final path; create directories if they are missing.
 
     Args:
-        new_index: expect the directory not to exist.
+        new_index: the directory of the storage index is expected to be missing.
 
     Returns:
         the directories that changed.
 
     Raises:
-        FileExistsError: the share exists now.
+        FileExistsError: the share exists already.
     """
     return _place(final, new_index, partial(os.rename, incoming, final))
 
 
 def name(fd: int, final: str, new_index: bool) -> tuple[str, ...]:
     """
-    Give an unnamed complete share its place, as ``rename`` does with one in ``incoming``.
+    Give an unnamed complete share its final path, just as ``rename`` does for a share in ``incoming``.
 
     Raises:
-        FileExistsError: the share exists now.
+        FileExistsError: the share exists already.
     """
     return _place(final, new_index, partial(give_name, fd, final))
 
 
 def _place(final: str, new_index: bool, move: Callable[[], object]) -> tuple[str, ...]:
-    inner = final.rpartition("/")[0]  # as ``Paths`` makes them
+    inner = final.rpartition("/")[0]  # ``Paths`` uses this separator
     outer = inner.rpartition("/")[0]
     if not new_index:
-        # other processes do not see unnamed files, and may have stored the share
+        # another process may have stored the share, since it does not see unnamed files
         if os.path.lexists(final):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), final)
         if _finds_directory(move):
             return (inner,)
-    # The garbage collector of another process may remove the directory before it contains this file.
+    # The garbage collector of another process may remove the new directory while it is still empty.
     for _ in range(8):
         try:
             os.mkdir(inner, PRIVATE_DIRECTORY)
@@ -293,7 +296,7 @@ def _place(final: str, new_index: bool, move: Callable[[], object]) -> tuple[str
 
 
 def _make_both(outer: str, inner: str) -> None:
-    """Create two directories without checking first: usually just these are missing."""
+    """Create two directories without checking first: usually exactly these two are missing."""
     try:
         with suppress(FileExistsError):
             os.mkdir(outer, PRIVATE_DIRECTORY)
@@ -304,7 +307,7 @@ def _make_both(outer: str, inner: str) -> None:
 
 
 def _finds_directory(move: Callable[[], object]) -> bool:
-    """Call, and return whether the directory was there."""
+    """Call ``move``, and return whether its directory existed."""
     try:
         move()
     except FileNotFoundError:
@@ -314,20 +317,20 @@ def _finds_directory(move: Callable[[], object]) -> bool:
 
 ONE_CALL_BYTES = 4096
 """
-The file of a share up to this size stays empty until its first write, usually the only one: header, data
-and lease are written with one call.
+The file of a share up to this size stays empty until its first write, which is usually the only one: then
+header, data and lease are written with one call.
 """
 
 
 @attrs.frozen
 class OpenedUpload:
     """
-    A file that may be written, and is locked.
+    A file that is locked and may be written.
 
     Attributes:
-        path, final_path: its path now, and that of the complete share.
-        note: of what had arrived, if it was resumed.
-        lease: to write with the first bytes; None: it is in the file.
+        path, final_path: its present path, and the path of the complete share.
+        note: the note of what had arrived, if the upload was resumed.
+        lease: the lease to write with the first bytes; None if the file contains its lease already.
     """
 
     fd: int
@@ -347,11 +350,12 @@ def begin(
     new_index: bool,
 ) -> OpenedUpload | None:
     """
-    Open the file of a new or resumed upload; None if that is not allowed.
+    Open the file of a new or resumed upload. None if another process has it open, or the share is complete.
 
     Args:
-        path: in ``incoming``; ``final_path`` is that of the complete share.
-        new_index: there was no directory for shares of this index.
+        path: the path in ``incoming``.
+        final_path: the path of the complete share.
+        new_index: there was no directory for shares of this storage index.
 
     Raises:
         OSError: the disk failed.
@@ -365,8 +369,8 @@ def begin(
             if fd is None:
                 return None
         if not (new and new_index) and os.path.lexists(final_path):
-            # Another process finished it after we listed the shares. (If there was no directory, publishing
-            # expects it to be missing, and notices.)
+            # Another process finished the share after this one had listed the shares. (If there was no
+            # directory, publishing expects it to be missing, and notices the share.)
             give_up(path, fd)
             return None
         note = None if new else read_note(path, fd, boot_id)
@@ -395,11 +399,11 @@ def begin(
 
 def take_up(path: str, key: ShareKey, secret_hash: bytes, boot_id: bytes) -> tuple[int, Note]:
     """
-    Open the file of an upload that an earlier process, or this one, has closed; returns its note, too.
+    Open the file of an upload that this process or an earlier one has closed. Return the file and its note.
 
     Raises:
-        NoSuchShare: it does not exist, or has no valid note.
-        WrongSecret: another client has it.
+        NoSuchShare: the upload does not exist, or has no valid note.
+        WrongSecret: another client has the upload.
         ServerRefused: the disk failed.
     """
     try:
@@ -429,7 +433,9 @@ def no_such_upload(storage_index: bytes, share_number: int) -> NoSuchShare:
 
 
 def wrong_secret(storage_index: bytes, share_number: int, how: str) -> WrongSecret:
-    """Return the error for an upload that another client has; ``how`` ends the clause."""
+    """
+    Return the error for an upload that another client has. ``how`` completes the words "is being uploaded".
+    """
     return WrongSecret(
         f"share {share_number} of {base32.encode(storage_index)} is being uploaded {how}; "
         "wait until that is finished or given up"

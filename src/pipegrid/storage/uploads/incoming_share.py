@@ -1,4 +1,4 @@
-"""One share while a client uploads it: the bytes received, its file, and its publication."""
+"""One share that a client is uploading: the bytes received, its file, and its publication."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ from pipegrid.storage.uploads.eviction import NOBODY, WRITTEN_S, Client
 from pipegrid.storage.uploads.incoming_files import OpenedUpload
 
 # The file is the share's whole container from the start: header, a hole of the share's length, first lease.
-# The file of a small share is empty until the first write, which usually brings all its data. A write fills
-# a part of the hole, after existing bytes were compared with it. At most 4096 separate ranges are recorded.
+# The file of a small share is empty until the first write, which usually brings all its data. A write fills a
+# part of the hole; bytes that were written before are compared with it first. At most 4096 separate ranges
+# are recorded.
 
 MAX_RANGES = 4096
 _COMPARE_BYTES = 256 * 1024
 
 
 def _empty(fd: int) -> None:
-    with suppress(OSError):  # its bytes are overwritten later
+    with suppress(OSError):  # leftover bytes are overwritten later
         os.ftruncate(fd, 0)
 
 
@@ -50,13 +51,13 @@ def slice_pieces(pieces: Sequence[Buffer], begin: int, end: int) -> Iterator[mem
         at += length
 
 
-# An upload holds the lock (``flock``) of its file in ``incoming`` while that file is open. The kernel
-# releases locks with the process, so uploads left by dead processes are recognised reliably.
+# While the file of an upload is open, the upload holds the file's lock (``flock``). The kernel releases locks
+# when the process ends, so uploads left by dead processes are recognised reliably.
 #
-# Bytes are written into the file that becomes the share. When nothing is missing, ``publish`` renames it to
-# its place; ``disk.group_commit`` makes the data durable before that, and the rename after it. Between
-# writes the file may be closed (``suspend``); then the next write resumes it by its note, as another
-# process would.
+# Bytes are written into the file that becomes the share. When nothing is missing, ``publish`` renames the
+# file to its place. ``disk.group_commit`` makes the data durable before the rename, and makes the rename
+# durable after it. Between writes the file may be closed (``suspend``); then the next write resumes the
+# upload by its note, as another process would.
 
 
 class UploadKeeper(Protocol):
@@ -64,18 +65,18 @@ class UploadKeeper(Protocol):
     The registry of all uploads of a store.
 
     Attributes:
-        usage: counts complete shares; None: there is no quota.
-        clients: counts them for named clients.
+        usage: counts complete shares; None if there is no quota.
+        clients: counts the shares of named clients.
     """
 
     usage: SpaceUsage | None
     clients: ClientUsage
 
     def used(self, upload: IncomingShare) -> None:
-        """Record that it was written to, or opened."""
+        """Record that an upload was written to, or its file opened."""
 
     def forget(self, upload: IncomingShare) -> None:
-        """Remove it: it has ended, successfully or not."""
+        """Remove an upload that has ended, successfully or not."""
 
 
 class IncomingShare:
@@ -84,20 +85,22 @@ class IncomingShare:
     from any thread.
 
     Attributes:
-        storage_index, share_number, share_bytes: of which share, and the length of its data.
+        storage_index, share_number: which share this is.
+        share_bytes: the length of the share data.
         secret_hash: see ``hash_secret``.
-        last_write: when it was last written to, in seconds since 1970.
-        client, began: its owner, and since when: see ``eviction``.
-        owner: the number of the named client whose quota it counts against; 0: none.
-        left_behind: an earlier process left it, and no client has resumed it yet.
-        unsent_bytes: written since the disk was last requested to start writing (``begin_writing``).
-        opened: rises with every opening of an upload's file in this process.
-        gone: whether it has ended: published, discarded, or released.
-        stored: whether its share is stored, as durable as required.
-        new_index: whether there was no directory for shares of this index when it began; a hint that saves a
-            failing call.
-        resumed: whether some of it was written through an earlier descriptor.
-        promised_bytes: what the registry counts as still to arrive.
+        last_write: when the upload was last written to, in seconds since 1970.
+        client, began: the client that the upload belongs to, and since when; see ``eviction``.
+        owner: the number of the named client whose quota the upload counts against; 0 for none.
+        left_behind: whether an earlier process left the upload, and no client has resumed it yet.
+        unsent_bytes: how many bytes were written since the disk was last asked to start writing
+            (``begin_writing``).
+        opened: a number that rises with every opening of an upload's file in this process.
+        gone: whether the upload has ended: published, discarded, or closed for another process.
+        stored: whether the share is stored, as durable as required.
+        new_index: whether there was no directory for shares of this storage index when the upload began; a
+            hint that saves a failing call.
+        resumed: whether some bytes were written through an earlier descriptor.
+        promised_bytes: how many bytes the registry counts as still to arrive.
     """
 
     _openings = itertools.count()
@@ -123,15 +126,15 @@ class IncomingShare:
         self.opened = next(self._openings)
         self.resumed = bool(received)
         self._fd: int | None = begun.fd
-        self._fresh_lease = begun.lease  # while the file is empty: the lease to write at its end
-        self._file: tuple[int, int] | None = None  # device and number of the open file, once needed
+        self._fresh_lease = begun.lease  # while the file is empty: its lease
+        self._file: tuple[int, int] | None = None  # device and inode, once needed
         self._incoming, self._final = begun.path, begun.final_path
         self._boot_id, self._clock = boot_id, clock
         self._keeper = keeper
         self._received = Spans(received)
         self._noted: tuple[Range, ...] | None = tuple(received) or None
         self._came_before = self._received.total
-        self._beginning = False  # the disk is being asked to start writing it
+        self._beginning = False  # whether begin_writing is running
         self._lock = threading.RLock()
 
     def __repr__(self) -> str:
@@ -143,7 +146,7 @@ class IncomingShare:
 
     @property
     def came_bytes(self) -> int:
-        """Bytes received since it was begun, or resumed."""
+        """How many bytes were received since the upload was begun or resumed."""
         return self._received.total - self._came_before
 
     @property
@@ -153,12 +156,12 @@ class IncomingShare:
 
     @property
     def remaining_bytes(self) -> int:
-        """Disk space that it still needs."""
+        """How many bytes of disk space the upload still needs."""
         return self.share_bytes - self._received.total
 
     @property
     def descriptor(self) -> int:
-        """The open file of a complete share."""
+        """The file descriptor of a complete share."""
         assert self._fd is not None, f"{self!r} has no file open"
         return self._fd
 
@@ -169,11 +172,11 @@ class IncomingShare:
             return (self._file or self._inode())[0]
 
     def take_up(self, client: Client) -> None:
-        """Make it belong to a client that knows its secret, from now on."""
+        """Make the upload belong to a client, which has proved that it knows the upload secret."""
         now = self._clock()
         self.client = client
         if self.left_behind or now - self.last_write >= WRITTEN_S:
-            # Bytes that had arrived before do not show its pace.
+            # Bytes that arrived before this client resumed the upload say nothing about its pace.
             self.left_behind = False
             self.began = now
             self._came_before = self._received.total
@@ -181,11 +184,11 @@ class IncomingShare:
 
     @property
     def is_open(self) -> bool:
-        """Whether it holds a file descriptor, and with it the lock."""
+        """Whether the upload's file is open, and so locked."""
         return self._fd is not None
 
     def required(self) -> tuple[Range, ...]:
-        """Return the ranges that are still missing."""
+        """Return the ranges of the share data that have not arrived."""
         with self._lock:
             return tuple(self._received.gaps(0, self.share_bytes))
 
@@ -193,20 +196,21 @@ class IncomingShare:
         self, offset: int, pieces: Sequence[Buffer], wanted: Callable[[], bool] = lambda: True
     ) -> None:
         """
-        Write bytes at an offset of the share data, in pieces.
+        Write bytes, given in pieces, at an offset of the share data.
 
-        Before acknowledging it, call ``checkpoint``, or make the share durable if it is ``complete`` now.
+        Before acknowledging the write, call ``checkpoint``; or if the share is ``complete`` now, make it
+        durable.
 
         Args:
-            wanted: called after each call to the disk. If it returns False, the buffers may have been
-                reused, so what was just written is not counted, and ``ServerRefused`` ends the write.
+            wanted: called after each call to the disk. If it returns False, the buffers may have been reused;
+                then what was just written is not counted, and ``ServerRefused`` ends the write.
 
         Raises:
             NoSuchShare: the upload was finished, aborted or given up meanwhile.
             ServerRefused: the range does not lie in the share, the disk failed, or there are too many
                 separate ranges.
-            ConflictingWrite: the bytes there differ; nothing was written.
-            NoSpace: the disk is full; some of it may have been written, and the upload continues.
+            ConflictingWrite: different bytes were written there before; nothing was written.
+            NoSpace: the disk is full. Some bytes may have been written, and the upload continues.
         """
         end = offset + sum(map(len, pieces))
         with self._lock:
@@ -222,7 +226,7 @@ class IncomingShare:
             if self._fresh_lease is not None and end - offset == self.share_bytes:
                 self._lay_out(self._fresh_lease, pieces, wanted)
                 self._received.add(0, end)
-                self._inode()  # not in the thread that syncs, where each call competes for the GIL
+                self._inode()  # here, since in the sync thread each call competes for the GIL
                 self._keeper.used(self)
                 self.last_write = self._clock()
                 return
@@ -236,14 +240,16 @@ class IncomingShare:
                     views = list(slice_pieces(pieces, begin - offset, stop - offset))
                     self._fill(fd, begin, views, wanted)
             finally:
-                # Fewer bytes are missing, and a complete share has to stay open.
+                # The registry must learn that fewer bytes are missing, and that a complete share has to stay
+                # open.
                 self._keeper.used(self)
             self.unsent_bytes += end - offset
             self.last_write = self._clock()
 
     def fill_rest(self) -> None:
         """
-        Treat what never arrived as zeros, as the holes of the file read: the share is complete.
+        Treat bytes that never arrived as zeros, since holes of the file read as zeros. The share is then
+        complete.
 
         Raises:
             NoSuchShare: the upload was finished, aborted or given up meanwhile.
@@ -251,13 +257,14 @@ class IncomingShare:
         with self._lock:
             self._require_open()
             self._received.add(0, self.share_bytes)
-            self._keeper.used(self)  # it has to stay open now
+            self._keeper.used(self)  # a complete share has to stay open
 
     def checkpoint(self) -> None:
         """
         Record what has arrived, so that it need not be sent again if this process dies.
 
-        Nothing is synced: this helps after ``kill -9``, not after a power cut, when the note is not used.
+        Nothing is synced. So this helps after ``kill -9``, but not after a power cut, since the note is not
+        used then.
         """
         with self._lock:
             if self.gone or self._fd is None:
@@ -278,9 +285,13 @@ class IncomingShare:
 
     def suspend(self, unpublished: bool = False) -> bool:
         """
-        Close the file, unless it is in use or waits to be published (``unpublished``: that has failed).
+        Close the file, unless it is in use or the complete share waits to be published. Return whether it was
+        closed.
 
         Another process may then resume the upload, or discard it to upload the share itself.
+
+        Args:
+            unpublished: publishing has failed, so close the file even if the share is complete.
         """
         if not self._lock.acquire(blocking=False):
             return False
@@ -290,7 +301,7 @@ class IncomingShare:
             if self._fresh_lease is None:
                 self.checkpoint()  # an empty file needs no note
         except ServerRefused:
-            return False  # without a note it could not be resumed
+            return False  # without a note, the upload could not be resumed
         else:
             self._close()
             return True
@@ -299,11 +310,11 @@ class IncomingShare:
 
     def begin_writing(self) -> None:
         """
-        Make the disk start to write what has arrived, so that ``sync`` takes less time.
+        Ask the disk to start writing what has arrived, so that ``sync`` takes less time.
 
-        Not under the lock, which the next write needs meanwhile. But ``suspend`` must wait: until a busy disk
-        has finished this, the kernel keeps the file and its lock, and not even this process could resume the
-        upload.
+        The call does not hold the lock, since the next write may need it meanwhile. But ``suspend`` must not
+        close the file during the call: until a busy disk has finished, the kernel would keep the file and its
+        lock, and not even this process could resume the upload.
         """
         with self._lock:
             fd = self._fd
@@ -316,7 +327,7 @@ class IncomingShare:
             self._beginning = False
 
     def sync(self) -> None:
-        """Make the file's own bytes durable (``fsync``), without its name."""
+        """Make the file's data durable (``fsync``), but not its name."""
         with self._lock:
             if self._fd is not None:
                 os.fsync(self._fd)
@@ -326,17 +337,17 @@ class IncomingShare:
         Make the complete share visible, by one rename.
 
         Returns:
-            the directories that have changed, to be synced where the policy requires it.
+            the directories that have changed, which must be synced if the policy requires it.
 
         Raises:
-            NoSuchShare: the upload is gone.
+            NoSuchShare: the upload has ended.
             ServerRefused: the disk failed; the upload is closed with a note, or discarded.
         """
         clients = self._keeper.clients
         if not clients.active:
             return self._publish()
         size = share_file.container_bytes(self.share_bytes)
-        clients.hold(self.owner, size)  # until it counts as used
+        clients.hold(self.owner, size)  # until the share counts as used
         try:
             with clients.changing(self.storage_index, (self._final,)):
                 return self._publish()
@@ -347,7 +358,7 @@ class IncomingShare:
         with self._lock:
             if self.gone:
                 raise self._no_such_upload()
-            if self._fd is None:  # a previous attempt failed
+            if self._fd is None:  # an earlier attempt to publish failed
                 self._require_open()
             assert self.complete, f"{self!r} is published too early"
             try:
@@ -358,15 +369,17 @@ class IncomingShare:
                     size = share_file.container_bytes(self.share_bytes)
                     changed = usage.placing(self.storage_index, size, self._place)
             except FileExistsError:
-                # Another process has finished it meanwhile; its leases must not be lost.
+                # Another process has finished the share meanwhile. That share is kept, so that its leases are
+                # not lost.
                 self._leave()
                 raise self._no_such_upload() from None
             except OSError as error:
                 if self.suspend(unpublished=True):
-                    # Until it is resumed by its note, it may be evicted like others.
+                    # Until the upload is resumed by its note, it may be evicted like others, so it must not
+                    # count as complete.
                     self._received = Spans()
                 else:
-                    self.discard()  # it could not be resumed
+                    self.discard()  # the upload could not be resumed
                 raise disk.disk_error(error, f"finish {self._name()}") from error
             if self._noted is not None:
                 with suppress(OSError):  # an orphaned note is never used
@@ -375,13 +388,16 @@ class IncomingShare:
             return changed
 
     def discard(self) -> None:
-        """Remove the unfinished share. Its file is removed only if the name is still that of ours."""
+        """
+        Remove the unfinished share. Its file is removed only if the path still names the file of this upload.
+        """
         with self._lock:
             if self.gone:
                 return
             try:
                 with suppress(PipegridError, OSError):
-                    # An empty file is removed without writing the container first.
+                    # An empty file is opened as it is, so that it is removed without writing a container
+                    # first.
                     self._reopen_empty()
                     fd = self._require_open() if self._fd is None else self._fd
                     self._remove(fd)
@@ -389,7 +405,7 @@ class IncomingShare:
                 self._leave()
 
     def close(self) -> None:
-        """Close it, and leave a note for a process that resumes it."""
+        """End the upload in this process, and leave a note for a process that resumes it."""
         with self._lock:
             if not self.gone:
                 with suppress(ServerRefused):
@@ -397,10 +413,10 @@ class IncomingShare:
                 self.gone = True
                 self._close()
 
-    # The methods below run under the lock.
+    # The methods below are called while ``_lock`` is held.
 
     def _compare(self, fd: int, begin: int, views: Iterator[memoryview]) -> None:
-        """Check that the bytes from ``begin`` on are those of the views."""
+        """Check that the bytes stored from ``begin`` on are the same as those of the views."""
         for view in views:
             for at in range(0, len(view), _COMPARE_BYTES):
                 part = view[at : at + _COMPARE_BYTES]
@@ -416,7 +432,7 @@ class IncomingShare:
             begin += len(view)
 
     def _bound_ranges(self, offset: int, end: int) -> None:
-        """Raise if this would be one separate range too many."""
+        """Raise an error if a write would make one separate range too many."""
         if len(self._received) < MAX_RANGES or offset == end:
             return
         if not self._received.overlap(offset - 1, end + 1):
@@ -447,7 +463,7 @@ class IncomingShare:
         self, lease: bytes, data: Sequence[Buffer], wanted: Callable[[], bool] = lambda: True
     ) -> None:
         """
-        Write the whole container into the empty file; if that fails, empty the file again.
+        Write the whole container into the empty file. If the write fails, empty the file again.
 
         Raises:
             ServerRefused: the disk failed, or the data is not wanted any more.
@@ -465,7 +481,7 @@ class IncomingShare:
         self._fresh_lease = None
 
     def _inode(self) -> tuple[int, int]:
-        """Return the open file's device and number; determined once for each opening."""
+        """Return device and inode number of the open file, which are determined once for each opening."""
         if self._file is None:
             if self._fd is None:
                 raise self._no_such_upload()
@@ -483,7 +499,7 @@ class IncomingShare:
         )
 
     def _place(self) -> tuple[str, ...]:
-        """Give the file its final name; returns the directories that changed."""
+        """Give the file its final name; return the directories that changed."""
         if not disk.names_inode(self._incoming, self._file or self._inode()):
             self._leave()
             raise self._no_such_upload()
@@ -498,9 +514,9 @@ class IncomingShare:
         incoming_files.remove_own(self._incoming, fd)
 
     def _lay_out_empty(self) -> None:
-        """Write a container without data."""
+        """If the file is still empty, write a container whose data are zeros."""
         if self._fresh_lease is not None:
-            # An existing note of that name would apply to bytes of an earlier file.
+            # A note that exists already is about an earlier file, so it is removed.
             try:
                 disk.remove(self._incoming + incoming_files.SUFFIX)
             except OSError as error:
@@ -509,7 +525,8 @@ class IncomingShare:
 
     def _reopen_empty(self) -> None:
         """
-        Open the file again that was closed before anything was written, if the name is still that of ours.
+        Open again a file that was closed before anything was written to it. The upload has ended if the path
+        names another file.
         """
         if self._fresh_lease is None or self._fd is not None or self.gone:
             return
@@ -558,13 +575,14 @@ class IncomingShare:
             self._fd = self._file = None
 
 
-# A share that arrived as a whole, in one request with its allocation: it cannot be resumed. Most small
-# shares arrive so (``wire.gbs_bundles``), and a name in ``incoming``, a lock, and a check of that name
-# would take half of their time. So such a share has no name before it is published (``disk.atomic_write``).
-# If this process dies, nothing of it is left.
+# A share that arrived as a whole, in one request along with its allocation. Most small shares arrive like
+# this (``wire.gbs_bundles``). A name in ``incoming``, a lock, and a check of the name would take half of the
+# time. So such a share has no name before it is published (``disk.atomic_write``). Its upload cannot be
+# resumed: if this process dies, nothing is left.
 #
-# Another process may upload the same share meanwhile, unseen. The later one finds that the name exists,
-# leaves the share and its leases unchanged, and reports to its client that the upload is gone.
+# Another process may upload the same share at the same time, without seeing this upload. The process that
+# publishes later finds that the name exists, leaves the published share and its leases unchanged, and reports
+# to its client that the upload is gone.
 
 _FORBIDDEN = frozenset(
     {
@@ -572,10 +590,13 @@ _FORBIDDEN = frozenset(
         *(errno.EPERM, errno.EXDEV),
     }
 )
-"""Errors that mean that unnamed files cannot be used at all, not that the disk fails now."""
+"""Errors which mean that unnamed files cannot be used at all. Other errors mean that the disk fails now."""
 
 MAX_LEFT = 4096
-"""How many names of unfinished uploads are kept in memory; with more, each share's name is looked up."""
+"""
+How many names of unfinished uploads are kept in memory. If there are more, the name of each share is looked
+up.
+"""
 
 
 class WholeShare(IncomingShare):
@@ -583,12 +604,12 @@ class WholeShare(IncomingShare):
     A complete share without a name; created only by ``UnfinishedUploads``.
 
     Args:
-        fd: of its file.
-        maker: notified if its file cannot get a name, for a reason that applies to all others.
+        fd: the descriptor of the share's file.
+        maker: is notified if the file cannot get a name, for a reason that applies to all files.
     """
 
-    # The values of an upload that no client has resumed; class attributes, since assignments would take
-    # measurable time.
+    # The values for an upload that no client has resumed. They are class attributes, since assigning them
+    # would take measurable time.
     client: Client = NOBODY
     owner = 0
     left_behind = False
@@ -627,13 +648,13 @@ class WholeShare(IncomingShare):
         self._maker = maker
         self._received = Spans.up_to(share_bytes)
         self._lock = threading.RLock()
-        self._inode()  # not in the thread that syncs, where each call competes for the GIL
+        self._inode()  # here, since in the sync thread each call competes for the GIL
 
     def checkpoint(self) -> None:
         """Record nothing: a file without a name cannot be resumed."""
 
     def suspend(self, unpublished: bool = False) -> bool:
-        """Stay open: closed, it would be lost."""
+        """Do nothing and return False: a closed file without a name would be lost."""
         return False
 
     def _place(self) -> tuple[str, ...]:
@@ -648,15 +669,15 @@ class WholeShare(IncomingShare):
             raise
 
     def _remove(self, fd: int) -> None:
-        """Do nothing: it disappears when it is closed."""
+        """Do nothing: a file without a name disappears when it is closed."""
 
 
 class WholeShares:
     """
-    Creates complete shares without names, for indexes that have no share yet.
+    Creates complete shares without names, for storage indexes that have no share yet.
 
     Args:
-        paths: where shares are.
+        paths: the paths of shares.
         clock: seconds since 1970.
         keeper: the registry, which is notified of each share's end.
     """
@@ -667,16 +688,16 @@ class WholeShares:
         self._paths = paths
         # Whether unnamed files can be used; None: not tried yet.
         self._possible: bool | None = None
-        # Unfinished uploads of other processes; None: too many to keep in memory.
+        # Paths of the unfinished uploads of other processes; None: there are too many to keep in memory.
         self._left: frozenset[str] | None = frozenset()
 
     def make(
         self, key: ShareKey, data: bytes, upload_secret: bytes, make_lease: Callable[[], bytes]
     ) -> WholeShare | None:
         """
-        Write a share to its file; None if it has to be uploaded step by step.
+        Write a share to a new file without a name. Return None if the share has to be uploaded step by step.
 
-        That is the case if its index has a directory, which may contain the share, or if the disk fails;
+        It has to be if its storage index has a directory, which may contain the share, or if the disk fails;
         then the first step reports the error.
         """
         paths = self._paths
@@ -710,15 +731,16 @@ class WholeShares:
             return None
 
     def forbid(self) -> None:
-        """From now on upload every share step by step."""
+        """Make every share be uploaded step by step from now on."""
         self._possible = False
 
     def _look_around(self) -> None:
         """
-        Find out whether unnamed files can be used, and which uploads are unfinished: those continue in
-        their files.
+        Find out whether unnamed files can be used, and which uploads are unfinished. Those uploads continue
+        in their files.
 
-        Uploads that other processes leave later stay until the next process, or housekeeping.
+        If another process leaves uploads after this, they are kept until the next process or housekeeping
+        handles them.
         """
         directory = self._paths.incoming
         self._possible = can_name(directory)

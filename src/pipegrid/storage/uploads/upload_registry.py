@@ -1,5 +1,6 @@
 """
-The registry of unfinished uploads of a storage directory: owners, limits, open files and promised space.
+The registry of unfinished uploads of a storage directory: their owners, limits, open files and promised
+space.
 
 Source: the format reference, storage protocols, sections 7 and 8.
 """
@@ -31,22 +32,25 @@ from pipegrid.wire.storage_messages import LeaseSecrets, UploadSecrets
 
 class OpenFiles:
     """
-    Limits how many uploads have their files open: the longest unused is closed first.
+    Limits how many uploads have their files open. The file that is unused for longest is closed first.
 
-    Complete ones stay open until they are published; the caller limits how many wait for that.
+    The files of complete uploads stay open until they are published; the caller limits how many wait for
+    that.
 
     Args:
-        most: how many may be open.
+        most: the maximum number of open files.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        # The longest unused first.
+        # The upload that is unused for longest comes first.
         self._uploads: OrderedDict[ShareKey, IncomingShare] = OrderedDict()
-        self._lock = threading.Lock()  # no call waits while holding it
+        self._lock = threading.Lock()  # held only for moments
 
     def used(self, upload: IncomingShare) -> None:
-        """Record that an upload is open and in use; another one may be closed for it."""
+        """
+        Record that an upload's file is open and in use. The files of other uploads may be closed for it.
+        """
         key = (upload.storage_index, upload.share_number)
         if upload.complete:
             self.discard(key)
@@ -66,32 +70,32 @@ class OpenFiles:
                         self._uploads.pop(key, None)
 
     def discard(self, key: ShareKey) -> None:
-        """Remove an upload that has ended, or must stay open."""
+        """Remove an upload that has ended, or whose file must stay open."""
         with self._lock:
             self._uploads.pop(key, None)
 
     def clear(self) -> None:
-        """Remove all, without closing any."""
+        """Remove all uploads, without closing their files."""
         with self._lock:
             self._uploads.clear()
 
 
-# An unfinished upload belongs to the client that knows its secret, and survives connections and processes.
-# A process that writes one holds its lock. ``allocate`` decides about a number that has a file in
-# ``incoming``:
+# An unfinished upload belongs to the client that knows its secret, and survives connections and processes. A
+# process that writes to an upload holds the lock of its file. If a share number has a file in ``incoming``,
+# ``allocate`` decides as follows:
 #
 # * locked by this store, same secret: allocated; the upload continues;
-# * locked by this store, another secret: rejected, until 30 minutes without a write; then as for an
-#   unlocked one;
+# * locked by this store, another secret: rejected; but after 30 minutes without a write, as if it were
+#   unlocked;
 # * locked by another process: rejected;
 # * unlocked (its process is dead), same secret, valid note: allocated; the upload is resumed;
-# * unlocked, otherwise: emptied, and allocated.
+# * unlocked, otherwise: the file is emptied, and the share allocated.
 #
-# So leftovers never block a client. In return, after a restart the first client that allocates under
-# another secret replaces an unfinished upload, whose writer then gets ``NoSuchShare`` or ``WrongSecret``
-# and may allocate again, as after any restart of a Tahoe-LAFS server. A process that serves a directory
-# alone counts leftovers when it starts (``adopt_leftovers``). Bytes still to arrive for this store's
-# uploads count as used space; those of other processes are unknown.
+# So leftovers never block a client. On the other hand, after a restart the first client that allocates under
+# another secret replaces an unfinished upload. The writer of that upload then gets ``NoSuchShare`` or
+# ``WrongSecret`` and may allocate again, as after any restart of a Tahoe-LAFS server. A process that serves a
+# directory alone counts leftovers when it starts (``adopt_leftovers``). Bytes that are still to arrive for
+# this store's uploads count as used space; those for uploads of other processes are unknown.
 
 log = Logger()
 
@@ -104,20 +108,21 @@ class UnfinishedUploads:
     The unfinished uploads of a ``ShareStore``.
 
     Args:
-        paths: where the files are.
-        clock: seconds since 1970, for their own age.
-        date: the same for their leases.
-        missing_bytes: returns how much space is missing to promise more bytes; 0: none.
-        max_open: how many may have their files open.
-        max_uploads: how many there may be; see ``ShareStore``.
+        paths: the paths of the files.
+        clock: seconds since 1970, for the age of uploads.
+        date: the same for leases.
+        missing_bytes: takes a number of bytes; returns how much space is missing to promise that many more.
+        max_open: how many uploads may have their files open.
+        max_uploads: how many uploads there may be; see ``StoreSettings``.
         boot_id: see ``ShareStore``.
         clients: the quotas of named clients.
-        usage: the quota that uploads count against with the full length of their files, if there is one.
+        usage: the server's quota, which uploads count against with the full length of their files; None for
+            no quota.
 
     Attributes:
-        clients, usage: as above.
-        allocated_bytes: their lengths, however much of them has arrived.
-        client_bytes: the full length of the files of each named client's, by its number.
+        clients, usage: see the arguments.
+        allocated_bytes: the length of all shares that are being uploaded, including bytes that have arrived.
+        client_bytes: for each named client's number, the full length of the files of its uploads.
         allocate_lock: held by callers of ``allocate``, from before they list the complete shares.
     """
 
@@ -144,15 +149,15 @@ class UnfinishedUploads:
         self._uploads: dict[ShareKey, IncomingShare] = {}
         self.allocated_bytes = 0
         self._promised_bytes = 0
-        # The second in which they were computed, and the results.
+        # The second in which the results of ``kept`` were computed, and the results.
         self._kept = (-1, (0, 0))
-        self._full_minute = -1  # the minute in which a full disk was last reported
-        self._given_up = 0  # evicted uploads since the last report
+        self._full_minute = -1  # when a full disk was last reported
+        self._given_up = 0  # evictions since the last report
         self._eviction: Eviction[IncomingShare] = Eviction()
         self._open = OpenFiles(max_open)
         self._whole = WholeShares(paths, clock, self)
-        self._table_lock = threading.Lock()  # for the counts; no call waits while holding it
-        self.allocate_lock = threading.Lock()  # taken before an upload's lock and _table_lock
+        self._table_lock = threading.Lock()  # for the counts; held only for moments
+        self.allocate_lock = threading.Lock()  # taken before other locks
 
     def __len__(self) -> int:
         return len(self._uploads)
@@ -161,18 +166,18 @@ class UnfinishedUploads:
         return f"<UnfinishedUploads in {self._paths.incoming!r}, {len(self)} of them>"
 
     def remaining_bytes(self) -> int:
-        """Return the disk space that all of them still need."""
+        """Return how many bytes of disk space all uploads still need."""
         return self._promised_bytes
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of the files of all unfinished uploads, at their full length."""
+        """The total full length of the files of all unfinished uploads."""
         return self.allocated_bytes + len(self._uploads) * _CONTAINER_BYTES
 
     def kept(self) -> tuple[int, int]:
         """
-        Return what uploads need that cannot be evicted: the bytes that are still to arrive, and the full
-        length of their files. Where there are many, it is computed once a second.
+        Return what the uploads that cannot be evicted need: how many bytes are still to arrive, and the full
+        length of their files. If there are many uploads, this is computed only once a second.
         """
         now = self._clock()
         second, kept = self._kept
@@ -193,10 +198,10 @@ class UnfinishedUploads:
 
     def make_space(self, client: Client, asked: UploadDemand) -> bool:
         """
-        Evict uploads for a demand; return whether nothing is missing now.
+        Evict uploads for a demand; return whether the demand can be met, at least for one upload.
 
-        A client that was rejected is rejected for the rest of the second: choosing among thousands of
-        uploads takes time.
+        A client that was rejected is rejected again for the rest of the second, since choosing among
+        thousands of uploads takes time.
         """
         with self._table_lock:
             chosen = self._eviction.choose(self._uploads.values(), client, asked, self._clock())
@@ -217,11 +222,12 @@ class UnfinishedUploads:
         client: Client = NOBODY,
     ) -> bool:
         """
-        Begin an upload, or resume it; returns whether that is allowed. A comment above lists the cases.
+        Begin an upload, or resume it; return whether this is allowed. A comment in this module lists the
+        cases.
 
         Args:
-            new_index: there was no directory for shares of this index.
-            client: the uploader; other clients' uploads may be evicted for it.
+            new_index: there was no directory for shares of this storage index.
+            client: the uploader. Uploads of other clients may be evicted for it.
         """
         key = (storage_index, number)
         secret_hash = incoming_files.hash_secret(secrets.upload)
@@ -254,7 +260,7 @@ class UnfinishedUploads:
         new_index: bool,
         client: Client,
     ) -> bool:
-        """Begin an upload for which there is space, or resume it; returns whether that is allowed."""
+        """Begin an upload for which there is space, or resume it; return whether this is allowed."""
         path = self._paths.unfinished(*key)
         try:
             begun = incoming_files.begin(
@@ -282,7 +288,8 @@ class UnfinishedUploads:
         self, storage_index: bytes, number: int, data: bytes, secrets: UploadSecrets
     ) -> IncomingShare | None:
         """
-        Store a share that arrived as a whole with its allocation; None if it has to be uploaded in steps.
+        Store a share that arrived as a whole with its allocation. None if the share has to be uploaded in
+        steps.
         """
         key = (storage_index, number)
         full = len(self._uploads) >= self._max_uploads or self._missing_bytes(len(data))
@@ -308,7 +315,10 @@ class UnfinishedUploads:
         return share
 
     def _count(self, upload: IncomingShare, sign: int) -> None:
-        """Count the length of an upload, or no longer (-1); under the table's lock."""
+        """
+        Add the length of an upload to the counts (sign 1), or subtract it (-1). The caller holds
+        ``_table_lock``.
+        """
         self.allocated_bytes += sign * upload.share_bytes
         if upload.owner:
             size = upload.share_bytes + _CONTAINER_BYTES
@@ -319,10 +329,11 @@ class UnfinishedUploads:
     @contextmanager
     def _reserved(self, share_bytes: int, owner: int = 0) -> Iterator[bool]:
         """
-        Reserve the quotas for an upload until it is in the table; yields whether they allow it.
+        Reserve space in the quotas for an upload, until the upload is in the table. Yield whether the quotas
+        allow it.
 
         Args:
-            owner: the number of a named client, whose quota is one of them; 0: none.
+            owner: the number of a named client, whose own quota is then used, too; 0 for other clients.
         """
         usage, size = self.usage, share_file.container_bytes(share_bytes)
         with ExitStack() as reserved:
@@ -339,7 +350,10 @@ class UnfinishedUploads:
             yield True
 
     def _tell_full(self, refusal: NoSpace) -> None:
-        """Log, once a minute, that the disk is full although it reports free space: a quota is used up."""
+        """
+        Log, at most once a minute, that the disk is full although it reports free space, since a quota is
+        used up.
+        """
         minute = int(self._clock() // 60)
         if minute != self._full_minute:
             self._full_minute = minute
@@ -347,8 +361,8 @@ class UnfinishedUploads:
 
     def _yields(self, upload: IncomingShare, secret_hash: bytes, share_bytes: int) -> bool:
         """
-        Whether it gives way to another upload of the same number: a stale one, or one left by an earlier
-        process.
+        Return whether an existing upload is replaced by a new one of the same share: if it is stale, or an
+        earlier process left it.
         """
         if upload.left_behind:
             mine = hmac.compare_digest(upload.secret_hash, secret_hash)
@@ -359,7 +373,8 @@ class UnfinishedUploads:
 
     def _has_client_space(self, share_bytes: int, owner: int) -> bool:
         """
-        Return whether a named client's quota has space for one more, after giving up idle ones of its own.
+        Return whether a named client's quota has space for one more upload. If necessary, give up idle
+        uploads of this client.
         """
         if not owner:
             return True
@@ -385,7 +400,7 @@ class UnfinishedUploads:
         return False
 
     def _has_space(self, share_bytes: int, client: Client) -> bool:
-        """Return whether one more may begin, after evicting others if necessary."""
+        """Return whether one more upload may begin. If necessary, evict other uploads."""
         if share_bytes > share_file.MAX_SHARE_BYTES:
             return False
         missing_bytes, over = self._missing_bytes(share_bytes), 0
@@ -421,24 +436,27 @@ class UnfinishedUploads:
         return upload
 
     def _hand_over(self, upload: IncomingShare, client: Client) -> None:
-        """Make an upload belong to a client from now on."""
+        """Make an upload belong to another client from now on."""
         with self._table_lock:
             self._eviction.hand_over(upload, client)
 
     def abort(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> None:
-        """Remove an upload and its file; see ``ShareStore.abort``, which raises the same."""
+        """Remove an upload and its file. Arguments and errors are those of ``ShareStore.abort``."""
         upload = self.upload(storage_index, share_number, upload_secret)
         if upload.complete:
             raise incoming_files.no_such_upload(storage_index, share_number)
         upload.discard()
 
     def expire(self, too_old: float) -> int:
-        """Give up uploads of this store that were last written before ``too_old``; returns how many."""
+        """
+        Give up uploads of this store that were last written before ``too_old``; return how many were given
+        up.
+        """
         given_up, self._given_up = self._given_up, 0
         if given_up:
             log.info("gave up {count} unfinished uploads to free space", count=given_up)
         with self._table_lock:
-            self._eviction.clear()  # built again when space is short: that is cheap every few minutes
+            self._eviction.clear()  # built again when space is short, which is cheap at this rate
             idle = [upload for upload in self._uploads.values() if upload.last_write <= too_old]
         for upload in idle:
             upload.discard()
@@ -446,11 +464,11 @@ class UnfinishedUploads:
 
     def adopt_leftovers(self) -> int:
         """
-        Count the uploads that earlier processes left with a note; returns how many.
+        Count the uploads that earlier processes left with a note; return how many there are.
 
-        For a process that serves the directory alone. Their files stay closed, so that other processes may
-        resume them, and their last write stays as it was. Housekeeping removes those beyond the limit of
-        uploads.
+        For a process that serves the directory alone. The files stay closed, so that other processes may
+        resume the uploads, and the time of the last write is kept. Uploads beyond the limit are not counted;
+        housekeeping removes them.
         """
         names = incoming_files.noted(self._paths.incoming)
         return sum(
@@ -472,7 +490,7 @@ class UnfinishedUploads:
             except OSError:
                 return False
             if sum(end - begin for begin, end in note.ranges) >= note.share_bytes:
-                os.close(fd)  # no space is reserved for it
+                os.close(fd)  # complete, so no space is promised to it
                 return False
             begun = OpenedUpload(fd, path, self._paths.final(*key), note)
             upload = self._adopt(key, note.share_bytes, note.secret_hash, begun, LEFT_BEHIND)
@@ -482,14 +500,14 @@ class UnfinishedUploads:
         return True
 
     def release(self) -> None:
-        """Close their files, so that other processes may resume them."""
+        """Close the files of all uploads, so that other processes may resume the uploads."""
         with self._table_lock:
             open_ones = list(self._uploads.values())
         for upload in open_ones:
             upload.suspend()
 
     def close(self) -> None:
-        """Close them all, and leave notes for processes that resume them."""
+        """Close all uploads, and leave notes for processes that resume them."""
         with self._table_lock:
             open_ones = list(self._uploads.values())
             self._uploads.clear()
@@ -500,7 +518,7 @@ class UnfinishedUploads:
         for upload in open_ones:
             upload.close()
 
-    # Parts of ``allocate`` and ``upload``; under allocate_lock.
+    # Parts of ``allocate`` and ``upload``. The caller holds allocate_lock.
 
     def _make_lease(self, lease: LeaseSecrets) -> bytes:
         version, now = share_file.WRITTEN_VERSION, self._date()
@@ -537,7 +555,7 @@ class UnfinishedUploads:
         return upload
 
     def used(self, upload: IncomingShare) -> None:
-        """Count the bytes that are still to arrive, and limit the number of open files."""
+        """Update the count of bytes that are still to arrive, and limit the number of open files."""
         with self._table_lock:
             remaining = upload.remaining_bytes
             self._promised_bytes += remaining - upload.promised_bytes
@@ -545,7 +563,7 @@ class UnfinishedUploads:
         self._open.used(upload)
 
     def forget(self, upload: IncomingShare) -> None:
-        """Remove an upload that has ended from the counts."""
+        """Remove an upload that has ended from the table and the counts."""
         with self._table_lock:
             key = (upload.storage_index, upload.share_number)
             if self._uploads.get(key) is not upload:
@@ -562,7 +580,7 @@ class UnfinishedUploads:
 
 
 def _owner_of(begun: OpenedUpload, share_bytes: int) -> int:
-    """Return the number of the named client that began an upload, which its lease has; 0: none."""
+    """Return the number of the named client that began an upload, from the upload's lease; 0 if none did."""
     lease = begun.lease
     if lease is None:
         try:

@@ -1,6 +1,4 @@
-"""
-Writing plaintext to objects that may block forever: pipes, sockets, terminals, and other file objects.
-"""
+"""Writing plaintext to objects that may block forever: pipes, sockets, terminals, and other file objects."""
 
 from __future__ import annotations
 
@@ -24,10 +22,10 @@ from pipegrid.reactor.workers import BlockingCall, CpuWorkers
 
 _PIECE_BYTES = 1 << 20
 _PROMISED_BYTES = 4096
-"""Bytes that a writable pipe takes without blocking (PIPE_BUF of Linux)."""
+"""Number of bytes that a pipe which is ready for writing takes without blocking (PIPE_BUF of Linux)."""
 
 _READER_POLL_S = 0.02
-"""How often to check whether a named pipe has a reader; the system does not notify of that."""
+"""Seconds between checks whether a named pipe has a reader; the system does not report a new reader."""
 
 
 def raw_file(file: object) -> io.FileIO | socket.SocketIO | None:
@@ -38,14 +36,14 @@ def raw_file(file: object) -> io.FileIO | socket.SocketIO | None:
         file = getattr(file, "raw", file)
     if type(file) is io.FileIO:
         return file
-    # An object that wraps a socket for TLS must not be bypassed.
+    # The raw file of an object that wraps a socket for TLS must not be used directly.
     if type(file) is socket.SocketIO and type(getattr(file, "_sock", None)) is socket.socket:
         return file
     return None
 
 
 def is_pipe_or_device(path: str) -> bool:
-    """Return whether a path names neither a file nor a directory, so that opening it may block."""
+    """Return whether a path names something other than a file or directory; opening such a path may block."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):
@@ -55,11 +53,11 @@ def is_pipe_or_device(path: str) -> bool:
 
 async def open_pipe_or_device(path: str, workers: CpuWorkers) -> BinaryIO:
     """
-    Open a path for which ``is_pipe_or_device`` holds; wait until a named pipe has a reader. The caller
-    must close the file.
+    Open a path for which ``is_pipe_or_device`` holds; wait until a named pipe has a reader. The caller must
+    close the file.
 
     Raises:
-        SinkError: it cannot be opened.
+        SinkError: the path cannot be opened.
     """
     try:
         return await workers.run_blocking(_open_when_read, path)
@@ -89,8 +87,8 @@ def _open_if_read(path: str) -> int | None:
 
 class _Target:
     """
-    The caller's file object, and a descriptor of our own: callers may close theirs, and open another
-    file, at any time.
+    The caller's file object, and a separate descriptor of the same file: callers may close their descriptor
+    and open another file at any time.
 
     ``write`` and ``flush`` are for ``run_blocking``, one call at a time.
     """
@@ -175,7 +173,7 @@ class _Target:
 
     @contextmanager
     def _using(self, call: BlockingCall) -> Iterator[None]:
-        """Keep the descriptor open meanwhile."""
+        """Keep the descriptor open while the ``with`` block runs."""
         call.check()
         with self._lock:
             self._in_use = not self._closed
@@ -191,8 +189,8 @@ class _Target:
 
     def close(self) -> None:
         """
-        Close the descriptor, or let the thread close it after its write; called in the reactor, after the
-        call was cancelled.
+        Close the descriptor, or let the thread close the descriptor after its write. Call this in the reactor
+        thread, after the write was cancelled.
         """
         with self._lock:
             self._closed = True
@@ -209,16 +207,16 @@ class _Target:
 
 def written_by_object(file: BinaryIO, piece: memoryview) -> int:
     """
-    Write to a file object; return how many bytes of the piece it has taken.
+    Write a piece to a file object; return how many bytes of the piece were taken.
 
     Raises:
-        BlockingIOError: it took nothing because it does not block.
+        BlockingIOError: the object is non-blocking and took nothing.
     """
     written: int | None = file.write(piece)
     if written is None and isinstance(file, io.RawIOBase):
         raise BlockingIOError(errno.EAGAIN, "it takes no more at the moment")
-    # Some file-like objects return None and take everything; an unbuffered file may take less than it was
-    # given.
+    # Some file-like objects return None and have taken everything; an unbuffered file may take less than the
+    # whole piece.
     return len(piece) if written is None else written
 
 
@@ -226,7 +224,7 @@ def unwritable(name: str, error: Exception) -> Exception:
     """Return the SinkError for an exception of a file object; other exceptions are returned unchanged."""
     if isinstance(error, ConnectionError):
         return SinkError(f"cannot write {name}: its reader has gone; start the reader again")
-    if isinstance(error, io.UnsupportedOperation):  # raised by a file object, not by a disk
+    if isinstance(error, io.UnsupportedOperation):  # raised by a file object that cannot be written
         return SinkError(f"cannot write {name}: {error}; give a file that is open for writing")
     if isinstance(error, OSError):
         why = error.strerror or error
@@ -239,12 +237,12 @@ def unwritable(name: str, error: Exception) -> Exception:
 
 class BlockingSink:
     """
-    Writes to a file object, which stays open, in threads; see ``Sink``.
+    Writes to a file object in threads, and does not close the object; see ``Sink``.
 
-    One write at a time runs, in a thread of its own; the download pauses until it has ended. Ending the
-    download cancels the write. If Python's own classes have opened a pipe, socket or terminal, it is
-    written to by its descriptor, in pieces that it takes without blocking, so that the thread can end at
-    any moment. An object's own ``write`` cannot be interrupted: its thread ends when the call returns.
+    One write at a time runs, in its own thread; the download pauses until that write has ended. Ending the
+    download cancels the write. A pipe, socket or terminal that was opened by Python's own classes is written
+    by its descriptor, in pieces that do not block, so that the thread can end at any moment. The ``write`` of
+    any other object cannot be interrupted: the thread ends when the call returns.
     """
 
     def __init__(

@@ -22,26 +22,27 @@ from pipegrid.transfer.results import GetResult, Progress, ProgressReport
 from pipegrid.transfer.settings import DownloadSettings
 
 _MAX_JOBS = 3
-"""Segments decoded at the same time: two cores are busy while one segment is written."""
+"""Maximum number of segments decoded at the same time: two cores are busy while one segment is written."""
 
 
 class Download:
     """
     The download of a range of one encoded file (not of a literal one).
 
-    The first requests ask the first k + e servers of the ring for their lists of shares, and at the same
-    time for the expected share's bytes: every offset follows from the cap. If a guess was wrong, the
-    lists arrive together with the refusals, and the next requests go to the right servers. (When many
-    files are downloaded the lists are left out while guesses are right: see ``Guesses``.) The fastest k
-    shares serve the rest of the file; if they become slow, another share is added.
+    The first requests ask the first k + e servers of the ring (e: extra shares) for their lists of shares,
+    and at the same time for bytes of the share that each server should have: the cap determines every offset.
+    If a server does not have that share, the lists arrive together with its refusal, and the next requests go
+    to the right servers. (When many files are downloaded the lists are left out while the servers are guessed
+    right: see ``Guesses``.) The fastest k shares serve the rest of the file; if they become slow, another
+    share is added.
 
-    The loop in ``run`` reads all events, decides, acts and waits for the next event. Its steps are
-    methods in the order in which they run; steps that involve servers are methods of ``ShareReaders``.
+    The loop in ``run`` reads all events, decides, acts and waits for the next event. Its steps are methods in
+    the order in which they run; steps that involve servers are methods of ``ShareReaders``.
 
     Args:
-        sink: if this is a part file, bytes in it that prove to be right are not fetched.
+        sink: receives the plaintext; of a part file, bytes that prove to be right are not fetched.
         progress: called with plaintext bytes delivered and wanted.
-        earlier: results of earlier downloads; this download adds its own.
+        earlier: results of earlier downloads; this download adds its own result.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class Download:
             CorruptionError: the shares are valid but do not make up the file of the cap.
             SinkError: the plaintext could not be written.
             CapMismatch: the cap does not match the file that is stored.
-            SegmentTooLarge: the settings do not allow the file's segments.
+            SegmentTooLarge: the file has larger segments than the settings permit.
         """
         policy = self._policy
         needs_lists = policy.began() or self._asks_lists
@@ -120,7 +121,7 @@ class Download:
                     if not self._sink.pending_bytes:
                         await self._sink.flushed()
                         break
-                    await self._changed.wait()  # until the sink takes the rest
+                    await self._changed.wait()  # until the sink accepts the remaining plaintext
                     continue
                 self._readers.look_at_responses()
                 self._readers.look_at_readers()
@@ -132,8 +133,8 @@ class Download:
                     await self._changed.wait(self._wait_s())
                     self._check_time_limits()
         except BaseException:
-            # Release the caller's object in any case, but report only the first error: releasing a
-            # request whose client has disconnected raises another one.
+            # Release the caller's object in any case, but report only the first error: if the client of a
+            # request has disconnected, releasing the request raises a second error.
             with suppress(Exception):
                 self._sink.finish()
             raise
@@ -189,9 +190,7 @@ class Download:
             self._await_job(self._workers.run_if_large(3 * (job.end - job.start), job.run))
 
     def _start_check(self) -> bool:
-        """
-        Start to check a segment that may be in the part file; return whether there is one to check now.
-        """
+        """Start to check a segment that may be in the part file; return whether there is one to check now."""
         check = None if self._resuming is None else self._resuming.next_check()
         if check is not None:
             self._await_job(self._workers.run(check.run))
@@ -203,7 +202,10 @@ class Download:
         done.addBoth(self._job_done, done)
 
     def _end_race(self, job: SegmentJob) -> None:
-        """The first segment can be decoded: read on from the shares that were fast enough to contribute."""
+        """
+        End the race, since the first segment can be decoded: keep only the shares that were fast enough to
+        contribute.
+        """
         numbers = self._policy.race.end(block.share_number for block in job.blocks)
         for reader in list(self._readers.open.values()):
             if reader.share_number not in numbers:

@@ -11,31 +11,31 @@ from collections import deque
 
 MANY = 8
 """
-While this many downloads run, a further one may leave out the lists. The first ones always ask for lists,
-so that wrong guesses are noticed.
+A download that begins while at least this many others run may leave out the queries for lists. With fewer
+running downloads, each new one asks for lists, so that wrong guesses are noticed.
 """
 
 RIGHT_TIMES = 4
 """
-Of that many guesses one may be wrong: asking for lists, and reading as if they might be needed, costs a small
-file several times as much as the bytes.
+Lists are left out if at most one in this many guesses is wrong. With lists, a small file costs several times
+as much as its bytes alone.
 """
 
 _REMEMBERED = 16
 
 _SAMPLES = 8
 MIN_SAMPLE_BYTES = 64 << 10
-"""A smaller sample measures round trips rather than bandwidth."""
+"""Minimum size of a sample; a smaller one measures round trips rather than bandwidth."""
 
 
 class LinkEstimate:
     """
     The bandwidth and round-trip time of the link that all downloads of a client share.
 
-    A file of one segment can be read with one whole share too many, so that one slow server has no
-    effect. But the extra share takes as long as any other, and on a narrow link that is far more than the
-    round trip that a later hedge costs. So the extra share is read whole only if its bytes cost no more
-    than a round trip.
+    To read a file of one segment, a download can request one whole share more than needed, so that one slow
+    server has no effect. But the extra share takes as long as any other share, and on a narrow link that is
+    far longer than the round trip that a later hedge costs. So a download requests the whole extra share only
+    if its transfer takes no longer than a round trip.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class LinkEstimate:
         self._answers_s.append(elapsed_s)
 
     def note_bytes(self, size_bytes: int, elapsed_s: float) -> None:
-        """Record how many bytes have arrived within some time, from all servers."""
+        """Record how many bytes all servers together have sent within ``elapsed_s``."""
         if size_bytes >= MIN_SAMPLE_BYTES and elapsed_s > 0:
             self._rates.append(size_bytes / elapsed_s)
 
@@ -62,7 +62,7 @@ class LinkEstimate:
         return min(self._answers_s, default=None)
 
     def time_s(self, size_bytes: int) -> float:
-        """Return how long this number of bytes takes; 0 if nothing is known."""
+        """Return how many seconds the transfer of this number of bytes takes; 0 if nothing is known."""
         rate = self.bytes_per_s
         return size_bytes / rate if rate else 0.0
 
@@ -80,16 +80,16 @@ class Guesses:
     """
     Whether the downloads of a client have found shares on the expected servers.
 
-    A download also asks the servers of the expected shares for their lists: if a guess is wrong, the
-    lists arrive with the refusals, and no round trip is lost. If the guess is right these requests were
-    wasted, and they are half of all requests for a small file. For a single file that is acceptable. When
-    many files are downloaded the servers' time counts, so the lists are left out while most guesses are
-    right; a wrong guess costs its own file a round trip. If more than one in ``RIGHT_TIMES`` is wrong, later
-    files ask for lists again.
+    A download also asks the expected servers for their lists of shares: if a server was guessed wrong, the
+    lists arrive with its refusal, and no round trip is lost. If all guesses are right, the requests for lists
+    were wasted, and they are half of all requests for a small file. For a single file that is acceptable.
+    When many files are downloaded the servers' time counts, so the lists are left out while most guesses are
+    right; a wrong guess then costs the file one round trip. If more than one in ``RIGHT_TIMES`` guesses is
+    wrong, later downloads ask for lists again.
 
     Attributes:
-        trees: the number of trees that are being fetched: their files are many, even while few are running
-            since the disk is slower than the servers.
+        trees: number of trees that are being fetched. The files of a tree count as many even while few
+            downloads run because the disk is slower than the servers.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Guesses:
         return are_few or not right or right.count(False) * RIGHT_TIMES > len(right)
 
     def began(self) -> None:
-        """Record that a download has begun; the caller must call ``ended`` once."""
+        """Record that a download has begun; the caller must call ``ended`` once for it."""
         self._running += 1
 
     def ended(self) -> None:
@@ -120,7 +120,7 @@ class Guesses:
 
 
 class GetHistory:
-    """What a client has recorded from its gets."""
+    """What a client has recorded during its gets."""
 
     __slots__ = ("guesses", "line")
 

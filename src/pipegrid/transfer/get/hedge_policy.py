@@ -1,4 +1,6 @@
-"""Decisions of a download: which shares to read, hedged requests, time limits."""
+"""
+Decisions of a download: which shares to read, when to send hedged requests, and which time limits apply.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +11,21 @@ from pipegrid.core.encoding_parameters import Geometry
 from pipegrid.transfer.get.get_history import MIN_SAMPLE_BYTES, GetHistory
 from pipegrid.transfer.settings import DownloadSettings
 
-# Which shares serve a range: those of the first k servers of the ring (the primaries), and hedges in
-# place of slow ones.
+# Which shares serve a range: those of the first k servers of the ring (the primaries), and hedges that
+# replace slow primaries.
 #
 # Primaries are asked for everything at once. The other shares are asked for a probe, a small part. When a
-# share has delivered its probe while a primary lags, it becomes a hedge and is asked for the rest. If one
-# primary lags and two hedges are available, they divide its work: one gets the first part of the
-# segments, the other the rest. So they make up for the round trip before the first hedge begins, if the
-# servers do not share a link; a shared link is busy all the time anyway. A primary that is only slightly
-# late is not replaced: bytes arrive in bursts, and replacing a server that is not slow costs bandwidth.
+# share has delivered its probe while a primary lags, that share becomes a hedge and is asked for the rest. If
+# one primary lags and two hedges are available, the hedges divide the work of the primary: one hedge gets the
+# first part of the segments, the other hedge the rest. So the two make up for the round trip before the first
+# hedge begins, if the servers do not share a link; a shared link is busy all the time anyway. A primary that
+# is only slightly late is not replaced: bytes arrive in bursts, and replacing a server that is not slow costs
+# bandwidth.
 #
-# Pure: reads the state of the shares, and returns what to ask of which share.
+# Pure: reads the state of the shares, and returns what to request of which share.
 
 _TOLERANCE = 0.125
-"""How late a primary may be, as a fraction of the time that a probe has taken."""
+"""How late a primary may be, as a fraction of the time that has passed since the read began."""
 
 
 class RacingShare(Protocol):
@@ -30,7 +33,7 @@ class RacingShare(Protocol):
 
     @property
     def share_number(self) -> int:
-        """The number of the share, 0 to 255; identifies it within the read."""
+        """The number of the share, 0 to 255; unique within the read."""
 
     @property
     def received_bytes(self) -> int:
@@ -46,15 +49,15 @@ class HedgedRead:
     The hedged read of one range.
 
     Args:
-        started: when it began.
+        started: when the read began.
         time_limit_s: least time to wait for a primary that lags: on a narrow link even a steady transfer
             arrives in bursts.
 
     Attributes:
-        open: True until it is known which shares are fast enough.
-        parts: maps a share number to the segments [first, end) to read from that share; a share that is
-            not listed is read for all segments.
-        due: when to check again in any case, or None.
+        open: whether the race still runs, until it is known which shares are fast enough.
+        parts: maps a share number to the segments [first, end) to read from that share; a share that is not
+            listed is read for all segments.
+        due: when to check for lagging primaries again, or None.
     """
 
     def __init__(self, started: float, time_limit_s: float = 0.0) -> None:
@@ -66,7 +69,7 @@ class HedgedRead:
         self._hedges: set[int] = set()
 
     def is_hedge(self, share_number: int) -> bool:
-        """Return whether a share that is no primary is asked for more than a probe."""
+        """Return whether a share that is not a primary is asked for more than a probe."""
         return share_number in self._hedges
 
     def consider_hedging(
@@ -81,14 +84,14 @@ class HedgedRead:
         Add hedges if primaries lag.
 
         Args:
-            segments: [first, end) of the segments that are left.
-            most_segments: longest first part when two hedges divide the work: the second hedge's blocks
-                must be held in memory until that part has arrived.
+            segments: [first, end) of the segments that are not delivered yet.
+            most_segments: maximum length of the first part when two hedges divide the work: the blocks of the
+                second part must be held in memory until the first part has arrived.
         """
         fastest = max((share.received_bytes for share in others), default=0)
         lagging = sum(2 * share.received_bytes < fastest for share in primaries)
         if lagging > 1:
-            self.parts.clear()  # several primaries lag, so each hedge replaces a whole one
+            self.parts.clear()  # several primaries lag, so each hedge replaces a whole primary
         if not lagging or self._hedges or all(share.waiting for share in others):
             self.due = None
             return
@@ -101,77 +104,90 @@ class HedgedRead:
         self._hedges.update(hedges)
         first, end = segments
         if lagging == 1 and len(hedges) > 1 and end - first > 1:
-            # If there are more than two hedges, only the first two are used.
+            # if there are more than two hedges, only two of them are used
             middle = first + max(1, min((end - first) // 2, most_segments))
             self.parts = {hedges[0]: (middle, end), hedges[1]: (first, middle)}
             self._hedges = set(self.parts)
 
     def closed(self, share_number: int) -> None:
-        """Record that a share is no longer read; a share that divided work with it gets all of the work."""
+        """
+        Record that a share is no longer read. If two hedges divided the work and one of them is closed, the
+        other gets all the work.
+        """
         self._hedges.discard(share_number)
         if share_number in self.parts:
             self.parts.clear()
 
     def end(self, numbers: Iterable[int]) -> set[int]:
         """
-        End the race: the shares in ``numbers`` have provided the first segment. Return the shares to
-        continue with.
+        End the race: the shares in ``numbers`` have provided the first segment. Return the shares to continue
+        with.
         """
         self.open = False
         self.due = None
         winners = set(numbers)
         dividing = winners & self.parts.keys()
         if len(dividing) > 1:
-            # two shares that divide the work count as one, but k whole shares are needed
+            # two shares that divide the work count as one share, but k whole shares are needed
             self.parts.clear()
         return winners | set(self.parts) if dividing else winners
 
     def reopen(self) -> None:
-        """Some share has become slow: more shares are read, each for all remaining segments."""
+        """
+        Reopen the race, since some share has become slow: more shares are read, each for all remaining
+        segments.
+        """
         self.open = True
         self.due = None
         self.parts.clear()
 
     def done(self, next_segment: int) -> list[int]:
-        """Return the shares whose part ends at or before ``next_segment``."""
+        """
+        Return the shares whose part ends at or before ``next_segment``, so that they need not be read any
+        more.
+        """
         return [number for number, (_, end) in self.parts.items() if end <= next_segment]
 
 
-# The decisions of one download: which shares to read, what to ask of each, how long to wait, and when to
+# The decisions of one download: which shares to read, what to request of each, how long to wait, and when to
 # add shares.
 #
-# Pure: facts go in, requests come out. ``Download`` acts on them; ``HedgedRead`` decides which shares
-# serve the range.
+# Pure: the caller reports facts and gets requests. ``Download`` sends the requests; ``HedgedRead`` decides
+# which shares serve the range.
 #
-# **Time limits.** Two limits run in parallel. When no segment has been finished for ``hedge_s``, the
-# download checks whether some servers lag. When no byte has arrived for ``silence_s``,
-# the servers with outstanding requests are given up.
+# **Time limits.** Two limits run in parallel. When no segment has been finished for ``hedge_s``, the download
+# checks whether some servers lag. When no byte has arrived for ``silence_s``, the servers with outstanding
+# requests are given up.
 
 EVERYTHING = 1 << 62
 
 RACE_BYTES = 1 << 20
 """
-Bytes beyond the next block that a share added later is asked for: enough to keep 80 Mbit/s busy at 100
-ms.
+How many bytes beyond the next block are requested of a share that was added later: enough for 80 Mbit/s at a
+round-trip time of 100 ms.
 """
 
 PROBE_BYTES = 1 << 16
 PROBE_SHARE = 64
 """
-Bytes of all probes together, for a range of several segments: ``PROBE_BYTES``, or the range divided by
-``PROBE_SHARE`` if that is more, but at most a block. Probes cost bandwidth and are nearly always wasted.
+Divisor for the size of probes. All probes of a range of several segments have together ``PROBE_BYTES``, or
+the length of the range divided by ``PROBE_SHARE`` if that is more, but at most a block. Probes cost bandwidth
+and are nearly always wasted.
 """
 
 NARROW_PROBE_BYTES = 1 << 13
 """Least size of all probes together on a link that is known to be narrow."""
 
 BURSTS = 8
-"""On a narrow link, the time to wait for a primary is the range's transfer time divided by this number."""
+"""
+Divisor for the time to wait for a primary on a narrow link: the transfer time of the range is divided by this
+number.
+"""
 
 HEDGES = 2
 """
-For a range of several segments, the probe is divided among this many servers per extra share: two hedges
-can make up for a lost round trip that one cannot.
+Number of servers per extra share among which the probe of a range of several segments is divided: two hedges
+can make up for a lost round trip, one cannot.
 """
 
 
@@ -192,9 +208,9 @@ class Ask(NamedTuple):
     A request to a share's server, for bytes that the decoder wants.
 
     Attributes:
-        ahead_bytes: how far to read beyond the next block.
-        most_bytes: limit of the request; None: no limit.
-        part: only the segments [first, end); None: all.
+        ahead_bytes: how many bytes to read beyond the next block.
+        most_bytes: maximum size of the request; None: no limit.
+        part: the segments [first, end) to read; None: all segments.
     """
 
     share_number: int
@@ -208,16 +224,16 @@ class ReadPolicy:
     The decisions of one download.
 
     Args:
-        length: of the range, in bytes of the file.
-        geometry: as derived from the cap.
+        length: size of the range to fetch, in bytes of the file.
+        geometry: the geometry that follows from the cap.
         found_bytes: bytes of the range that may be in the part file already.
         now: when the download began, on the caller's clock, in seconds.
 
     Attributes:
         extra_shares: number of shares beyond k that are read while the race is open.
-        ahead_bytes: limit of bytes to hold of each share before its server is paused.
+        ahead_bytes: maximum number of bytes to hold of each share before its server is paused.
         race: which shares are read, and for which segments.
-        timeouts: when servers lag or are silent.
+        timeouts: decides when servers lag or are silent.
     """
 
     def __init__(
@@ -236,8 +252,8 @@ class ReadPolicy:
         several = length > geometry.segment_bytes
         narrow = line.is_narrow_for(settings.extra_shares * geometry.block_bytes)
         least_bytes = NARROW_PROBE_BYTES if narrow else PROBE_BYTES
-        # A rerun should fetch little more than what is missing; it may probe twice if a segment was
-        # damaged.
+        # A resumed download should fetch little more than what is missing; it may probe twice if a segment
+        # was damaged.
         share_bytes = 0 if found_bytes else length // PROBE_SHARE
         probes = several or narrow
         self._probe_bytes = (
@@ -246,7 +262,7 @@ class ReadPolicy:
         self.extra_shares = HEDGES * settings.extra_shares if probes else settings.extra_shares
         self.ahead_bytes = settings.memory_bytes // (self._required_shares + self.extra_shares)
         self.race = HedgedRead(now, line.time_s(length) / BURSTS if narrow else 0.0)
-        # A server that takes long because the link is narrow does not lag.
+        # A server that is slow only because the link is narrow does not count as lagging.
         hedge_s = max(settings.hedge_s, 2 * line.time_s(geometry.segment_bytes))
         self.timeouts = ReadTimeouts(hedge_s, settings.silence_s, now)
         self._hedged = False
@@ -271,7 +287,7 @@ class ReadPolicy:
         self._guesses.ended()
 
     def succeeded(self) -> None:
-        """Record that everything was delivered; if no share was misplaced, the guess was right."""
+        """Record that everything was delivered; if no share was misplaced, record a right guess."""
         if not self._misplaced:
             self._guesses.found(True)
 
@@ -284,13 +300,16 @@ class ReadPolicy:
             self._guesses.found(False)
 
     def answered(self, now: float, elapsed_s: float | None) -> None:
-        """Record that a server has responded with its list of shares, or has failed (None)."""
+        """
+        Record that a server has returned its list of shares after ``elapsed_s`` seconds, or has failed
+        (None).
+        """
         self.timeouts.something_came(now)
         if elapsed_s is not None:
             self._line.note_response(elapsed_s)
 
     def seen(self, now: float, seen_bytes: int) -> None:
-        """Record how many bytes the open shares have received, all together."""
+        """Record how many bytes all open shares together have received."""
         if seen_bytes == self._seen_bytes:
             return
         if seen_bytes > self._seen_bytes:
@@ -318,16 +337,16 @@ class ReadPolicy:
         segments_left: tuple[int, int],
     ) -> Iterator[Ask]:
         """
-        Yield what to ask of each share that is read.
+        Yield what to request of each share that is read.
 
-        Shares that will be used are asked for everything at once, and their servers are paused as needed:
-        there is no round trip, and no new connection, between one span and the next. The other shares are
-        asked for a probe, until they prove to be faster.
+        Shares that will be used are asked for everything at once, and their servers are paused as needed: so
+        no round trip passes, and no new connection is made, between one span and the next. The other shares
+        are asked only for a probe, until they prove to be faster.
 
         Args:
             shares: the shares, in the order in which they were opened.
             geometry: the verified geometry, once it is known.
-            segments_left: [first, end).
+            segments_left: the segments [first, end) that are not delivered yet.
         """
         primaries, others = shares, shares[:0]
         race = self.race
@@ -364,9 +383,9 @@ class ReadPolicy:
 
     def looks_for_laggards(self, now: float, shares: Sequence[Reader]) -> bool:
         """
-        Add one more share if it is time to check and some servers delay the others.
+        Add one more share if a check is due and some servers delay the others.
 
-        Returns whether it was time: then a new period begins for all.
+        Returns whether a check was due; if so, a new period begins for all shares.
         """
         if not self.timeouts.is_hedge_due(now):
             return False
@@ -379,12 +398,14 @@ class ReadPolicy:
 
     def _some_lag(self, shares: Sequence[Reader]) -> bool:
         """
-        Return whether some servers have delivered all requested bytes while the segment waits for others.
+        Return whether some servers have delivered all requested bytes, or are much faster, while the segment
+        waits for others.
 
-        On a slow link all shares are equally slow, and one more would only slow down the rest.
+        On a slow link all shares are equally slow, and one more share would only slow down the rest.
         """
         if self.race.open and not self._hedged:
-            # A share that was asked only for a probe has delivered it long ago, so it is left out.
+            # A share that was asked only for a probe has delivered the probe long ago, so it says nothing
+            # about speed.
             needed = self._required_shares
             hedges = [each for each in shares[needed:] if self.race.is_hedge(each.share_number)]
             shares = [*shares[:needed], *hedges]
@@ -404,7 +425,7 @@ class ReadTimeouts:
         now: when the download began, on the caller's clock, in seconds.
 
     Attributes:
-        last_activity: when the last bytes arrived; not changed by ``is_silence_over``.
+        last_activity: when the last bytes arrived; ``is_silence_over`` does not change this time.
     """
 
     def __init__(self, hedge_s: float, silence_s: float, now: float) -> None:
@@ -428,17 +449,20 @@ class ReadTimeouts:
         self.last_activity = self._last_event = self._last_progress = now
 
     def hedged(self) -> None:
-        """Double the time limit after a share was added; a slow link must not be loaded more and more."""
+        """
+        Double the time limit for hedging after a share was added, so that a slow link is not loaded more and
+        more.
+        """
         self._hedge_s *= 2
 
     # Decisions.
 
     def wait_s(self, now: float) -> float:
-        """Return how long to wait for the next event, in seconds."""
+        """Return how many seconds remain until the next time limit."""
         return max(0.0, min(self._hedge_at, self._silent_at) - now)
 
     def is_hedge_due(self, now: float) -> bool:
-        """Return whether to check for servers that lag; the next check is a full period later."""
+        """Return whether to check for servers that lag; if so, the next check is due a full period later."""
         if now < self._hedge_at:
             return False
         self._last_progress = now
@@ -446,7 +470,8 @@ class ReadTimeouts:
 
     def is_silence_over(self, now: float) -> bool:
         """
-        Return whether to give up servers with outstanding requests; the others get another full period.
+        Return whether to give up servers with outstanding requests; the remaining servers get another full
+        period.
         """
         if now < self._silent_at:
             return False

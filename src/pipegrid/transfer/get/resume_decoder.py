@@ -1,4 +1,4 @@
-"""Resuming a get: which segments an interrupted one has left, and a decoder that fetches the others."""
+"""Resume an interrupted get: find the segments that its part file contains, and fetch the missing ones."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from pipegrid.core.stream_cipher import StreamCipher
 from pipegrid.transfer.get.sink import PresentBytes
 
 ReadHere = Callable[[int, int], bytes]
-"""Returns the bytes of the part file from an offset on, fewer at its end. Called in any thread."""
+"""
+A function of an offset and a length: returns bytes of the part file, fewer at its end. Called in any thread.
+"""
 
 CHECK_AHEAD_BYTES = 256 << 20
 """
-Blocks are requested as soon as at most this many bytes must be checked before they can be delivered.
-Checking these takes about half a second, so that round trips are used for checking, and no server is
-paused for minutes.
+Blocks are requested only when at most this many present bytes must be checked before the blocks are
+delivered. Checking that many bytes takes about half a second, so round trips are used for checking, and no
+server is paused for minutes.
 """
 
 _CHUNK_BYTES = 1 << 18
@@ -36,8 +38,8 @@ class Rechecked(NamedTuple):
     The result of checking a segment that may be in the part file.
 
     Attributes:
-        probe: whether the segment was checked before its turn, to find out whether the part file belongs
-            to this file.
+        probe: whether the segment was checked before its turn, to find out whether the part file belongs to
+            the file of the cap.
     """
 
     segment: int
@@ -51,9 +53,9 @@ class Recheck(NamedTuple):
     memory.
 
     Attributes:
-        key: for the encryption of the plaintext; None if the part file contains ciphertext.
-        offset: of the segment in the range.
-        length: of the segment.
+        key: the key to encrypt the plaintext; None if the part file contains ciphertext.
+        offset: where the segment begins in the range.
+        length: size of the segment.
         crypttext_hash: the segment's proven hash.
     """
 
@@ -99,18 +101,18 @@ class ResumingDecoder(Decoder):
     """
     A decoder that does not fetch segments that are present in a part file.
 
-    Present bytes are encrypted again and compared with the ciphertext's segment hashes, which the UEB and
-    so the cap vouch for. Every share contains those hashes next to data that is read anyway: so the first
-    requests ask for blocks that are certainly missing, and checking costs no round trip. A segment that
-    proves to be bad is fetched like any other. Nothing in the part file is trusted, and nothing unproven
-    counts as delivered.
+    Present bytes are encrypted again and compared with the ciphertext's segment hashes; the UEB proves these
+    hashes, and the cap proves the UEB. Every share contains the hashes next to data that is read anyway: so
+    the first requests ask for blocks that are certainly missing, and checking costs no round trip. A segment
+    that proves to be bad is fetched like any missing segment. Nothing in the part file is trusted, and
+    nothing unproven counts as delivered.
 
     ``PresentSegments`` records which segments are present.
 
     Args:
-        found_bytes: number of bytes of the range that may be present, from its start.
+        found_bytes: number of bytes that may be present, from the start of the range.
         read: reads the present bytes.
-        max_segment_bytes: a file with larger segments is not restored.
+        max_segment_bytes: a file with larger segments is not decoded.
     """
 
     def __init__(
@@ -125,7 +127,7 @@ class ResumingDecoder(Decoder):
         super().__init__(cap, start, length, max_segment_bytes=max_segment_bytes)
         self._found_bytes = found_bytes
         self._read = read
-        self._here: PresentSegments | None = None  # set once the geometry is known
+        self._here: PresentSegments | None = None  # None until the geometry is known
         self._probing: set[int] = set()
         self._guessed_here = self._segments_here(self.guessed_geometry)
 
@@ -143,12 +145,12 @@ class ResumingDecoder(Decoder):
 
     @property
     def here(self) -> PresentSegments | None:
-        """The segments that are present; None until the geometry is known."""
+        """The segments that may be present; None until the geometry is known."""
         return None if self.geometry is None else self._here_in(self.geometry)
 
     @property
     def is_checking(self) -> bool:
-        """Whether the next segment to deliver may be present."""
+        """Whether the next segment to deliver may be in the part file."""
         here = self.here
         if here is None or self._queue is None:
             return bool(self._guessed_here)
@@ -193,7 +195,7 @@ class ResumingDecoder(Decoder):
     # Segments.
 
     def next_job(self) -> SegmentJob | None:
-        """Return a job for a segment that was fetched and can be decoded; see ``next_check``."""
+        """Return a job for a fetched segment that can be decoded; for present segments see ``next_check``."""
         self.raise_failure()
         here = self.here
         if here is None or self._queue is None or self.done:
@@ -208,7 +210,7 @@ class ResumingDecoder(Decoder):
         return None
 
     def next_check(self) -> Recheck | None:
-        """Return the check of a segment that may be present, if one can be checked now."""
+        """Return the check of a segment that may be present; None if no check can run now."""
         here, queue = self.here, self._queue
         if here is None or queue is None or self.done:
             return None
@@ -252,7 +254,7 @@ class ResumingDecoder(Decoder):
 
         Returns:
             The plaintext that can be delivered now, in order; and whether all present segments were just
-            dropped because they belong to another file.
+                dropped because they belong to another file.
         """
         here, queue = self.here, self._queue
         assert here is not None
@@ -273,15 +275,15 @@ class ResumingDecoder(Decoder):
         return leaving, forgotten
 
 
-# Which segments of a file are present in a part file, as far as is known, and which must be fetched.
+# Which segments of a file may be present in a part file, and which must be fetched.
 #
-# The bytes that an interrupted get has left are not trusted: a segment counts as present only until its
-# hash proves otherwise; then it is fetched. Segments are checked in order, mostly while missing ones are
-# fetched. If the first is bad, perhaps all are, because the part file belongs to another file. Then
-# probes, some segments spread over the part file, are checked next; if none is good, all segments are
-# fetched.
+# The bytes in the part file of an interrupted get are not trusted: a segment counts as present until its hash
+# proves otherwise; then the segment is fetched. Segments are checked in order, mostly while missing segments
+# are fetched. If the first segment is bad, perhaps all are, because the part file belongs to another file. In
+# this case probes are checked next: some segments spread over the part file. If no probe is good, all
+# segments are fetched.
 #
-# A segment of which only a part is wanted cannot be checked, so it is always fetched: at most the first
+# A segment that lies only partly in the range cannot be checked, so it is always fetched: at most the first
 # and the last of a range.
 #
 # Pure: the caller reports the results of checks, by segment number.
@@ -294,12 +296,12 @@ class PresentSegments:
     The segments of one range that may be present.
 
     Args:
-        start, end: of the range, in bytes of the file.
-        found_bytes: number of bytes of the range that may be present, from its start.
+        start, end: the range, in bytes of the file.
+        found_bytes: number of bytes that may be present, from the start of the range.
 
     Attributes:
         good, bad: number of segments that were found good, or bad.
-        good_bytes: bytes of the range in good segments.
+        good_bytes: number of bytes of the range in good segments.
     """
 
     def __init__(self, geometry: Geometry, start: int, end: int, found_bytes: int) -> None:
@@ -317,27 +319,28 @@ class PresentSegments:
         self.good_bytes = 0
 
     def _spread(self, first: int, last: int) -> list[int]:
-        # Probes lie within the segments whose hashes are read first; of a huge file not all hashes are.
+        # Probes lie within the segments whose hashes are read first, since of a huge file not all hashes are
+        # read at first.
         count = min(last - first, GROUP_LEAVES)
         return sorted({first + count * i // _PROBES for i in range(_PROBES)} - {first})
 
     def __bool__(self) -> bool:
-        """Whether any segment may be present."""
+        """Return whether any segment may be present."""
         return len(self._here) > 0
 
     def has(self, segment: int) -> bool:
-        """Return whether a segment may be present, or is."""
+        """Return whether a segment may be present."""
         return self._here.contains(segment, segment + 1)
 
     def missing(self, first: int, end: int) -> list[tuple[int, int]]:
-        """Return the runs [first, end) of segments that must be fetched."""
+        """Return the runs, each [first, end), of segments that must be fetched."""
         return self._here.gaps(first, end)
 
     def to_check(self, segment: int) -> list[int]:
         """
         Return the segments to check now, when it is this segment's turn.
 
-        If so far the first was bad and none was good, these are the probes; the segment waits.
+        If a segment was bad and none was good so far, return the probes; this segment waits for them.
         """
         if self.bad and not self.good and self._probes:
             return self._probes
@@ -353,7 +356,7 @@ class PresentSegments:
         Record the result of checking a segment.
 
         Returns:
-            Whether all segments that were thought to be present have just been dropped.
+            Whether this result was the reason to drop all segments that were thought to be present.
         """
         was_unchecked = self._unchecked.contains(segment, segment + 1)
         self._unchecked.remove(segment, segment + 1)

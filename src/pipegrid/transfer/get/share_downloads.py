@@ -26,24 +26,26 @@ from pipegrid.wire.storage_messages import ServerIdentity
 
 # Reading one share from one server, for a decoder.
 #
-# Short spans are requested with ``read``, long ones with one ``stream`` each. A stream is paused while
-# the decoder holds more of this share than the limit, so that memory stays bounded and the link stays
-# busy. A stream is not paused if the decoder needs its bytes to proceed: blocks that are useless without
-# the bytes after them, and bytes that the next segment needs. (A share may hold its limit of later
-# segments and then have to deliver earlier ones, to replace a share that failed.)
+# Short spans are requested with ``read``, long spans with one ``stream`` each. A stream is paused while the
+# decoder holds more of this share than the limit, so that memory stays bounded and the link stays busy. A
+# stream is not paused if the decoder needs its bytes to proceed: bytes without which earlier blocks are
+# useless, and bytes of the next segment. (A share may hold its limit of later segments and then have to
+# deliver earlier segments, to replace a share that failed.)
 
 STREAM_BYTES = 1 << 18
-"""Longer spans are streamed: their bytes can be used, and the server paused, while they arrive."""
+"""
+Spans longer than this are streamed: their bytes can be used, and the server can be paused, while they arrive.
+"""
 
 
 TakeBytes = Callable[[bytes], bytes]
-"""Reports the bytes that have arrived, and returns them."""
+"""A function that reports arrived bytes and returns them unchanged."""
 
 
 def report_arrivals(traffic: Traffic, clock: IReactorTime, server: ServerIdentity) -> TakeBytes:
     """
-    Return what reports the bytes of one request: the first ones since the request, and any others at their
-    moment.
+    Return a function that reports the bytes of one request. The first bytes are reported as received since
+    the request was sent, later bytes as received at the moment of their arrival.
     """
     asked_s: float | None = clock.seconds()
 
@@ -63,7 +65,8 @@ class ShareDownload:
     Reads the bytes of one share from one server for the decoder.
 
     Args:
-        ahead_bytes: bytes of the share that the decoder may hold before the server is paused.
+        ahead_bytes: maximum number of bytes of the share that the decoder may hold before the server is
+            paused.
         changed: called after every event that may let the download continue.
 
     Attributes:
@@ -73,8 +76,7 @@ class ShareDownload:
         period_bytes: bytes of the share received since the last check for servers that lag.
         error: why the share is missing or has failed.
         bug: an exception that is no server error; the download raises it again.
-        watch: makes what reports the arrivals of the next request; None: they are not reported, and cost
-            no test for each piece.
+        watch: returns a function that reports the bytes of the next request; None: arrivals are not reported.
     """
 
     def __init__(
@@ -111,7 +113,10 @@ class ShareDownload:
 
     @property
     def paused(self) -> bool:
-        """Whether all outstanding bytes are paused, because the decoder holds enough of this share."""
+        """
+        Whether the server is paused for all outstanding bytes, because the decoder holds enough of this
+        share.
+        """
         held_back = sum(stream.paused for stream in self._streams)
         return held_back > 0 and held_back == len(self._calls)
 
@@ -185,12 +190,12 @@ class ShareDownload:
             self._decoder.received(self.share_number, offset, data)
 
     def balance(self) -> None:
-        """Pause or resume the server, by the number of bytes that the decoder holds of this share."""
+        """Pause or resume the server, depending on how many bytes of this share the decoder holds."""
         if not self._streams:
             return
         held = self._decoder.held_of(self.share_number)
         geometry = self._decoder.geometry or self._decoder.guessed_geometry
-        # With a limit of less than a block, or of the hashes only, no segment could be decoded.
+        # If the limit were less than a block, or counted only the hashes, no segment could be decoded.
         limit = max(self._ahead_bytes, 2 * geometry.block_bytes) + self._decoder.metadata_bytes
         for stream in list(self._streams):  # a stream that is resumed may end at once
             stream.balance(held, limit)
@@ -200,7 +205,7 @@ class ShareDownload:
         return self._decoder.awaits(self.share_number, start, end)
 
     def close(self, state: str = "closed") -> None:
-        """Enter this final state and cancel outstanding requests."""
+        """Cancel outstanding requests and set ``state`` to this final value."""
         if self.state != "open":
             return
         self.state = state
@@ -228,8 +233,8 @@ class _SpanConsumer(StreamConsumer):
 
     def balance(self, held: int, ahead_bytes: int) -> None:
         """
-        Pause above ``ahead_bytes``; resume below half of it, or when the decoder needs the outstanding
-        bytes.
+        Pause the producer above ``ahead_bytes``; resume it below half of that, or when the decoder needs
+        outstanding bytes.
         """
         if self._producer is None or not self._can_wait:
             return
@@ -246,7 +251,7 @@ class _SpanConsumer(StreamConsumer):
 
 
 class _WatchedConsumer(_SpanConsumer):
-    """Reports a stream's bytes as well."""
+    """Passes on one stream's bytes, and reports their arrival."""
 
     def __init__(self, reader: ShareDownload, span: Span, take: TakeBytes) -> None:
         super().__init__(reader, span)
@@ -256,27 +261,27 @@ class _WatchedConsumer(_SpanConsumer):
         super().write(self._take(data))
 
 
-# The shares that a download reads: from which servers, where to find other copies, and which copies are
+# The shares that a download reads: from which servers, which servers have other copies, and which copies are
 # damaged.
 #
-# The first requests go to the servers where the shares should be. Their lists of shares go to
-# ``ShareSearch``, which knows other copies of a share when a reader ends or a copy is damaged. A damaged
-# copy is used, for its good blocks, only if nothing else is left.
+# The first requests go to the servers where the shares should be. The servers' lists of shares are passed to
+# ``ShareSearch``, which names another copy of a share when a reader ends or a copy is damaged. A damaged copy
+# is used, for its good blocks, only if no other copy is left.
 #
-# The download decides how many shares are read, what is asked of each and how long to wait.
+# The download decides how many shares are read, what is requested of each and how long to wait.
 
 
 class DownloadRequest(NamedTuple):
     """
-    What to fetch, and what is known of its shares.
+    What to fetch, and what is known of the file's shares.
 
     Attributes:
-        cap: with a verifier cap, the ciphertext is delivered.
+        cap: if this is a verify cap, the ciphertext is delivered.
         start, length: the range of plaintext; it lies within the file.
         avoid: copies that are known to be damaged, each as share number and server.
-        holders: maps a share number to the servers that have it, if all are known; then no server is
+        holders: maps a share number to the servers that have it, if all are known; in this case no server is
             asked for its list.
-        asks_lists: ask for lists with the first requests, whatever earlier downloads have found.
+        asks_lists: ask for lists along with the first requests, even if earlier downloads have guessed right.
         traffic: gets the bytes of shares that arrive.
     """
 
@@ -295,12 +300,12 @@ class ShareReaders:
 
     Args:
         means: the clock, and the servers that may be used, in any order.
-        policy: is notified of events, and decides how much the decoder may hold of each share.
+        policy: is notified of events, and decides how many bytes of each share the decoder may hold.
         changed: called after every event that may let the download continue.
 
     Attributes:
-        open: maps a share number to its reader, without readers that have ended.
-        homes: maps a share number to the server from which it was last read.
+        open: maps a share number to its reader; readers that have ended are removed.
+        homes: maps a share number to the server from which the share was last read.
     """
 
     def __init__(
@@ -345,7 +350,7 @@ class ShareReaders:
 
     def first_burst(self, extra_shares: int, needs_lists: bool) -> None:
         """
-        Open readers on the servers where the first shares should be.
+        Open readers on the servers that should have the first shares.
 
         Args:
             extra_shares: number of shares beyond k.
@@ -377,13 +382,13 @@ class ShareReaders:
     ) -> None:
         now = self._clock.seconds()
         self._policy.answered(now, None if isinstance(answer, Failure) else now - asked_s)
-        # Only recorded here: the loop may be in the middle of a step.
+        # Only record the response: the download's loop may be in the middle of a step.
         self._questions.pop(question, None)
         self._answers.append((peer, answer))
         self._changed()
 
     def look_at_responses(self) -> None:
-        """Pass the servers' lists of shares to the search."""
+        """Pass the servers' lists of shares to the search, and close readers on servers that failed."""
         answers, self._answers = self._answers, []
         for peer, answer in answers:
             if not isinstance(answer, Failure):
@@ -423,13 +428,13 @@ class ShareReaders:
         self._policy.race.closed(reader.share_number)
 
     def look_at_readers(self) -> None:
-        """Remove the readers that have ended."""
+        """Remove the readers that have ended, and record why."""
         seen_bytes = sum(reader.received_bytes for reader in self.open.values())
         self._policy.seen(self._clock.seconds(), seen_bytes)
         for reader in list(self.open.values()):
             if reader.state == "open":
                 continue
-            # the share that replaces it gets the full time limit
+            # restart the time limit for the share that replaces this one
             self._policy.timeouts.something_came(self._clock.seconds())
             if reader.bug is not None:
                 reader.bug.raiseException()
@@ -452,7 +457,8 @@ class ShareReaders:
 
     def name_corruption(self) -> None:
         """
-        Add the server's name to each damage found, report it to the server, and stop using the bad copy.
+        Add the server's name to each new corruption error, report the damage to the server, and stop using
+        bad copies.
         """
         for error in self._decoder.corrupt[self._reported_corrupt :]:
             number = error.share_number
@@ -464,8 +470,8 @@ class ShareReaders:
             if foreign is None:
                 self._advise(error, number, peer)
             else:
-                # Perhaps the cap is wrong: the server is accused only when another share proves that the
-                # cap is right.
+                # Perhaps the cap is wrong: the server is accused only when another share proves that the cap
+                # is right.
                 self._fit.record(peer, foreign)
                 self._held_advice.append((error, number, peer))
             if number in self._decoder.bad_shares:
@@ -486,7 +492,7 @@ class ShareReaders:
 
     def recruit(self, extra_shares: int) -> None:
         """
-        Open readers until there are enough, if possible on servers that serve no other share.
+        Open readers until enough shares are read, if possible on servers that serve no other share.
 
         Args:
             extra_shares: number of shares beyond k.
@@ -510,7 +516,7 @@ class ShareReaders:
 
     def _give_up_impaired(self) -> bool:
         """
-        Close a share of which some blocks are bad, if another server has it too; return whether one was
+        Close a share that has bad blocks, if another server has the same share; return whether a share was
         closed.
         """
         impaired = {error.share_number for error in self._decoder.corrupt}
@@ -522,7 +528,7 @@ class ShareReaders:
         return False
 
     def _set_aside(self, number: int, peer: Peer) -> None:
-        """Use this damaged copy only if there is no better one."""
+        """Stop reading this damaged copy; it is used again only if no better copy is left."""
         self._damaged.append((number, peer))
         self._search.exclude(number, peer)
         if number in self.open:
@@ -531,17 +537,18 @@ class ShareReaders:
     @property
     def _lacking(self) -> int:
         """
-        Number of further shares that are needed. An open share may be useless, and a closed one complete.
+        Number of further shares that are needed. It is not simply k minus the open shares: an open share may
+        be useless, and a closed share complete.
         """
         if len(self.open) >= self._cap.required_shares and not self._decoder.corrupt:
             return 0  # the usual case; this property is read for every piece that arrives
         return self._decoder.lacking
 
     def _last_resort(self) -> None:
-        """Use damaged shares for their good blocks, once; if that does not suffice, raise."""
+        """Use damaged shares for their good blocks, once; raise if these do not suffice."""
         self._decoder.raise_failure()
         if not self._decoder.has_received_ueb and any(each.waiting for each in self.open.values()):
-            return  # the cap's k may be wrong; a UEB that arrives will show it
+            return  # the cap's k may be wrong; a UEB that arrives will show whether it is
         found = self._cap.required_shares - self._decoder.lacking
         damaged, self._damaged = self._damaged, []
         if damaged and not self._damaged_in_use:
@@ -570,10 +577,11 @@ class ShareReaders:
 
     def give_up_silent(self, silence_s: float, own_s: float) -> None:
         """
-        Give up servers that were silent for ``silence_s`` while requests were outstanding and not paused.
+        Give up servers that were silent for ``silence_s`` while they had outstanding requests and were not
+        paused.
 
         Args:
-            own_s: when the last bytes arrived for this download, by the clock.
+            own_s: when the last bytes of this download arrived, by the clock.
         """
         before_s = self._clock.seconds() - silence_s
 
@@ -593,7 +601,7 @@ class ShareReaders:
                 question.cancel()
 
     def release(self) -> None:
-        """Cancel everything that is unanswered, so that no callback of this download is called later."""
+        """Cancel everything that is unanswered, so that no callback of this download is called afterwards."""
         for reader in list(self.open.values()):
             reader.close()
         for question in list(self._questions):

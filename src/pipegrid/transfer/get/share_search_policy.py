@@ -1,4 +1,4 @@
-"""Search for shares, in batches of servers."""
+"""Search for shares by querying servers in batches."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections import deque
 from collections.abc import Container, Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
-# How many servers are asked at the same time, when it is not known which of them have the file.
+# How many servers are queried at the same time, when it is not known which of them have the file.
 #
-# A few are asked first, since these usually have the shares. No other server is asked until a response
-# shows that they do not. Then each response or failure that does not end the search permits four more
-# queries, so the batches of queries grow by four. A thousand servers take five batches; a batch takes
-# three round trips over new connections, and one over open connections. A search that succeeds with the
-# first servers does not contact any other. The number of pending queries is bounded, and a silent server
-# does not delay the others.
+# A few servers are queried first, since these usually have the shares. No other server is queried until a
+# response shows that the first servers lack shares. From then on, each response or failure that does not end
+# the search permits four more queries, so that the batches grow. For a thousand servers five batches suffice;
+# a batch takes three round trips over new connections, and one over open connections. A search that succeeds
+# with the first servers does not contact any other. The number of pending queries is bounded, and a silent
+# server does not delay the others.
 #
 # Pure: the caller reports queries and responses.
 
@@ -27,12 +27,12 @@ ASKED_FOR_ONE = 4
 
 MORE_QUESTIONS = 140
 """
-Least number of queries when as many servers as there are shares should have had them, and did not: then
-all servers must be asked before a share can be called missing.
+Minimum number of pending queries after as many servers as the file has shares were queried without finding
+them all: in this case all servers must be queried before a share can be called missing.
 """
 
 MAX_QUESTIONS = 512
-"""Most queries at a time: below the usual limit of 1024 open files, and each takes a few KiB."""
+"""Maximum number of pending queries: below the usual limit of 1024 open files; each query takes a few KiB."""
 
 
 class QueryBatches(Generic[T]):
@@ -40,9 +40,9 @@ class QueryBatches(Generic[T]):
     Decides which servers of one ring are queried, in growing batches.
 
     Args:
-        ring: the servers in the order in which to query them; no server twice.
+        ring: the servers in the order in which to query them; no server occurs twice.
         few: number of servers to query at first.
-        more: least number of servers to query once a response was without effect.
+        more: minimum number of pending queries once a response was without effect.
     """
 
     def __init__(
@@ -64,7 +64,10 @@ class QueryBatches(Generic[T]):
         self._asked.add(server)
 
     def ended(self, server: T, without_effect: bool = True) -> None:
-        """Record that a server has responded or failed; ``without_effect``: others must be queried."""
+        """
+        Record that a server has responded or failed. ``without_effect``: the response did not help, so
+        further servers must be queried.
+        """
         if server in self._asked:
             self._asked.remove(server)
             self._ended += 1
@@ -72,15 +75,16 @@ class QueryBatches(Generic[T]):
 
     def hurry(self) -> None:
         """
-        Query other servers although no response was without effect, because some server takes too long.
+        Permit queries to further servers, because some server takes too long, although no response was
+        without effect.
         """
         self._few_will_do = False
 
     @property
     def holding(self) -> bool:
         """
-        Whether some servers have responded, none without effect, and the caller should wait for the
-        others.
+        Whether the caller should wait for the pending queries: some servers have responded, and no response
+        was without effect.
         """
         return self._few_will_do and bool(self._ended and self._asked)
 
@@ -106,11 +110,10 @@ class QueryBatches(Generic[T]):
         return [self._unasked[i] for i in range(min(max(0, room), len(self._unasked)))]
 
 
-# Which server to ask for which share, decided from what is known so far.
+# Which server to ask for which share, decided from the responses so far.
 #
-# Pure: a download reports the servers' responses, and asks which servers to query next and where a share
-# can be read. Servers are queried in the file's permuted order; ``QueryBatches`` decides how many at
-# a time.
+# Pure: a download reports the servers' responses, and asks which servers to query next and where a share can
+# be read. Servers are queried in the file's permuted order; ``QueryBatches`` decides how many at a time.
 
 
 class ShareSearch(Generic[T]):
@@ -118,10 +121,10 @@ class ShareSearch(Generic[T]):
     The search for one file's shares.
 
     Args:
-        ring: servers in the file's permuted order; no server twice.
+        ring: servers in the file's permuted order; no server occurs twice.
 
     Attributes:
-        batches: which servers are asked for their lists of shares.
+        batches: decides which servers are asked for their lists of shares.
     """
 
     def __init__(self, ring: Sequence[T]) -> None:
@@ -166,10 +169,11 @@ class ShareSearch(Generic[T]):
 
     def best(self, taken: Container[int], busy: Container[T]) -> tuple[int, T] | None:
         """
-        Return the next copy to read: of a share not taken, if possible on a server that is not busy.
+        Return the next copy to read: of a share that is not in ``taken``, if possible on a server that is not
+        in ``busy``.
 
-        Among equally good copies, return the one with the lowest share number, then the earliest
-        response.
+        Among equally good copies, return the one with the lowest share number, then the one that was reported
+        first.
         """
         copies = [
             (number, server)

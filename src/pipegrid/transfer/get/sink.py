@@ -1,4 +1,6 @@
-"""Where the plaintext of a get is written: a file, a part file, or a consumer with back-pressure."""
+"""
+Sinks, to which the plaintext of a get is written: a file, a part file, or a consumer with back-pressure.
+"""
 
 from __future__ import annotations
 
@@ -44,28 +46,30 @@ class PresentBytes(bytes):
         return piece
 
 
-# Where plaintext is written: a file object, a part file with segments that are present, or a Twisted
-# consumer with back-pressure.
+# Where plaintext is written: a file object, a part file with segments that are present, or a Twisted consumer
+# with back-pressure.
 #
-# A sink gets only verified plaintext, in order. The download reads ``ready`` before it decodes more.
+# A sink gets only verified plaintext, in order. The download reads ``ready`` before it decodes more segments.
 
 SinkLike = BinaryIO | IConsumer | PartFile
 
 CONSUMER_BYTES = 1 << 16
 """
-Size of the pieces that a consumer gets, except for the last of a segment. It is the size in which
-Twisted's transports write to the kernel, and their threshold for pausing a producer: smaller pieces cost
-a call each, and larger ones memory. Joining pieces costs nothing, since a consumer needs bytes and most
-pieces must be copied for that anyway.
+Size of the pieces that a consumer gets, except for the last piece of a segment. Twisted's transports write to
+the kernel in this size, and pause a producer at this many bytes: smaller pieces cost a call each, and larger
+pieces cost memory. Joining pieces costs nothing, since a consumer needs ``bytes`` objects, for which most
+pieces must be copied anyway.
 """
 
 
 class IBufferConsumer(IConsumer):
-    """A consumer whose ``write`` takes buffers of any kind and length, so that nothing is copied for it."""
+    """
+    A consumer whose ``write`` accepts buffers of any kind and length, so that nothing needs to be copied.
+    """
 
 
 class Sink(Protocol):
-    """Where a download writes plaintext, in order, once it is verified."""
+    """An object to which a download writes verified plaintext, in order."""
 
     @property
     def ready(self) -> bool:
@@ -73,17 +77,18 @@ class Sink(Protocol):
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes that were written and not passed on, because the receiver does not want them yet."""
+        """
+        Number of bytes that were written to the sink but not passed on yet, because the receiver does not
+        want them yet.
+        """
 
     @property
     def handed_on(self) -> bool:
-        """
-        Whether the caller's object may have received a byte, so that the download must not be repeated.
-        """
+        """Whether the caller's object may have received a byte, so that the download must not be repeated."""
 
     def check(self) -> None:
         """
-        Do nothing if the receiver wants more.
+        Check that the receiver still wants data.
 
         Raises:
             SinkError: the receiver has gone.
@@ -94,7 +99,7 @@ class Sink(Protocol):
         Write these pieces.
 
         Raises:
-            SinkError: they could not be written; the transfer ends.
+            SinkError: the pieces could not be written; the transfer ends.
         """
 
     async def flushed(self) -> None:
@@ -102,11 +107,11 @@ class Sink(Protocol):
         Wait until the caller's object has written its buffer; called after everything was passed on.
 
         Raises:
-            SinkError: as ``write`` does.
+            SinkError: the buffer could not be written.
         """
 
     def finish(self) -> None:
-        """Release the caller's object: everything was passed on, or nothing more will be."""
+        """Release the caller's object; called when everything was passed on, or when nothing more will be."""
 
 
 class FileSink:
@@ -124,7 +129,10 @@ class FileSink:
         """Do nothing: a file always takes more."""
 
     def write(self, pieces: Sequence[Buffer]) -> None:
-        """Write the pieces; a BrokenPipeError is raised as it is, since readers may leave."""
+        """
+        Write the pieces. A BrokenPipeError is raised unchanged: the reader of the file may have closed it on
+        purpose.
+        """
         self.handed_on = True
         with self._telling():
             for piece in pieces:
@@ -136,7 +144,7 @@ class FileSink:
         """Do nothing: ``finish`` flushes and reports errors."""
 
     def finish(self) -> None:
-        """Flush, so that the caller sees all bytes or the error."""
+        """Flush the file, so that the caller sees all bytes or gets the error."""
         with self._telling():
             self._file.flush()
 
@@ -155,7 +163,7 @@ class PartSink:
 
     ready = True
     pending_bytes = 0
-    handed_on = False  # a part file can be written from its beginning at any time
+    handed_on = False  # the part file can be rewritten from its beginning at any time
 
     def __init__(self, part: PartFile) -> None:
         self._part = part
@@ -164,7 +172,7 @@ class PartSink:
         """Do nothing: a file always takes more."""
 
     def write(self, pieces: Sequence[Buffer]) -> None:
-        """Write the pieces; a BrokenPipeError is raised as it is: the part file may be a pipe after all."""
+        """Write the pieces. A BrokenPipeError is raised unchanged, since the part file may be a pipe."""
         run: list[Buffer] = []
         try:
             for piece in pieces:
@@ -190,11 +198,11 @@ class PartSink:
 @implementer(IPushProducer)
 class ConsumerSink:
     """
-    Writes to a consumer in pieces of suitable size, and nothing while the consumer has paused this
+    Writes to a consumer in pieces of suitable size, and writes nothing while the consumer has paused this
     producer.
 
-    Bytes that the consumer does not want yet are kept here: at most the segments that were finished when
-    it paused.
+    Bytes that the consumer does not want yet are kept here: at most the segments that were finished when the
+    consumer paused.
     """
 
     def __init__(self, consumer: IConsumer, changed: Callable[[], None]) -> None:
@@ -207,7 +215,7 @@ class ConsumerSink:
         self._finished = False
         self._handing_on = False
         self._error: Exception | None = (
-            None  # raised by the consumer while no transfer could receive it
+            None  # raised by the consumer's ``write`` outside a transfer step
         )
         self.pending_bytes = 0
         self.handed_on = False
@@ -216,7 +224,8 @@ class ConsumerSink:
     @property
     def ready(self) -> bool:
         """
-        Whether the consumer wants more; also True if it has gone, so that the transfer calls ``check``.
+        Whether the consumer wants more; also True if the consumer has gone, so that the transfer calls
+        ``check``.
         """
         gone = self._stopped or self._error is not None
         return gone or not (self._paused or self.pending_bytes)
@@ -244,7 +253,7 @@ class ConsumerSink:
                 data = self._next_piece()
                 self.handed_on = True
                 self._consumer.write(data)  # type: ignore[arg-type]  # bytes, or an IBufferConsumer's
-                # bytes that the consumer did not take stay pending, so that the transfer does not end
+                # count the bytes that the consumer did not take as pending, so that the transfer does not end
                 self.pending_bytes -= len(data)
         finally:
             self._handing_on = False
@@ -275,13 +284,13 @@ class ConsumerSink:
             self._consumer.unregisterProducer()
 
     def pauseProducing(self) -> None:
-        """The consumer has enough for now."""
+        """Stop writing to the consumer, which has enough for now."""
         self._paused = True
 
     def resumeProducing(self) -> None:
         """
-        The consumer wants more. If its ``write`` raises, the transfer fails: the caller of this method
-        cannot handle it.
+        Continue writing to the consumer. If the consumer's ``write`` raises, the transfer fails: the caller
+        of this method cannot handle the error.
         """
         self._paused = False
         if self._finished or self._error is not None:
@@ -293,7 +302,7 @@ class ConsumerSink:
         self._changed()
 
     def stopProducing(self) -> None:
-        """The consumer wants nothing more; the transfer ends."""
+        """End the transfer, since the consumer wants nothing more."""
         self._stopped = True
         self._changed()
 
@@ -302,11 +311,11 @@ def open_sink(
     sink: SinkLike, changed: Callable[[], None], workers: CpuWorkers | None = None
 ) -> Sink:
     """
-    Return the sink for what the caller gave.
+    Return the sink for the object that the caller passed.
 
     Args:
         changed: called when the sink is ready again.
-        workers: threads for writes that may wait for another program; None: writes block the caller.
+        workers: threads for writes that may wait for another program; None: such writes block the caller.
 
     Raises:
         SinkError: the file cannot be written.
@@ -330,7 +339,10 @@ def open_sink(
 
 
 def _takes_all_at_once(file: BinaryIO) -> bool:
-    """Return whether writing waits for no other program, or must be done in this thread in any case."""
+    """
+    Return whether to write in this thread, because writing waits for no other program or cannot be done in
+    another thread.
+    """
     if type(file) is io.BytesIO or getattr(file, "written_in_reactor", False) is True:
         return True
     raw = raw_file(file)

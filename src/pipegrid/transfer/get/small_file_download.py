@@ -1,4 +1,4 @@
-"""Download of a small file: whole shares, one request per server."""
+"""Download a small file as whole shares, with one request per server."""
 
 from __future__ import annotations
 
@@ -25,33 +25,40 @@ from pipegrid.transfer.settings import DownloadSettings
 from pipegrid.transfer.time_limits import MOST_TIMES, last_activity_s
 from pipegrid.transport.interface import read_small
 
-# Nearly every small file that is fetched among many others is read this way. The spans, streams, readers
-# and hedges of ``Download`` are not needed for it, and would take most of its time. If servers are late,
-# the next shares are asked for, once; and for each server that cannot be reached, another one. If a share is
-# missing or damaged, or those are late as well, a ``Download`` fetches the file from the beginning: it finds
-# other shares, and says what is wrong with which.
+# Nearly every small file that is fetched among many others is read this way. It does not need the spans,
+# streams, readers and hedges of ``Download``, which would take most of the time. If servers are late, the
+# next shares are requested as well, once; for each server that cannot be reached, one other share is
+# requested. If a share is missing or damaged, or the additional shares are late as well, a ``Download``
+# fetches the file from the beginning: it finds other shares, and reports which share is damaged and how.
 #
-# A file alone is read with a share too many, so that one slow server has no effect. In a tree that would
-# be a quarter of all work. There the server that has left far more reads unanswered than the next in order
-# is skipped for that one, so that few files wait for a slow server.
+# For a single file, one share more than needed is read, so that one slow server has no effect. In a tree the
+# extra shares would be a quarter of all work. Instead, if one of the first servers has far more unanswered
+# reads than the next server in the ring, that next server is used in its place, so that few files wait for a
+# slow server.
 #
-# On a slow link the reads of a tree wait for one another for longer than a server may be silent to one
-# transfer. More reads would only make that longer. So a server that is active is not late while reads of the
-# next server in order wait for as long.
+# On a slow link the reads of a tree wait for one another, often longer than a server may be silent to a
+# single transfer. More reads would only increase the wait. So a server that is active does not count as late
+# while the reads of the next server in the ring wait equally long.
 #
-# Everything happens in callbacks of the answers, without a coroutine: of a file of a kilobyte, those of a
-# coroutine for each step would take a good part of the time.
+# Everything happens in callbacks of the responses, without coroutines: for a file of a kilobyte, one
+# coroutine per step would take a considerable part of the time.
 
 BUSY_READS = 64
-"""A server with this many unanswered reads, and twice those of the next in order, is not asked first."""
+"""
+A server is not asked first if its unanswered reads exceed this number plus twice those of the next server in
+the ring.
+"""
 
 BUSY_TIMES = 100
-"""As ``MOST_TIMES``, while another server would not answer sooner."""
+"""
+How long an active server may be silent while another server would not respond sooner, as a multiple of the
+time limit; otherwise ``MOST_TIMES`` applies.
+"""
 
 _SOON_S = 0.001
 
 SmallFile = tuple[bytes, GetResult]
-"""The plaintext, and the result."""
+"""The plaintext, and the result of the get."""
 
 
 class SmallFileGets:
@@ -59,9 +66,9 @@ class SmallFileGets:
     What the downloads of small files of one client share.
 
     Attributes:
-        earlier: results of earlier downloads; each download adds its own.
+        earlier: results of earlier downloads; each download adds its own result.
         deadlines: notifies downloads that take too long.
-        unanswered: the reads that each server has not answered, in order, and when they were sent.
+        unanswered: maps each server to its unanswered reads, in order, with the times when they were sent.
     """
 
     __slots__ = ("deadlines", "earlier", "means", "settings", "unanswered")
@@ -87,8 +94,8 @@ class SmallFileGets:
             traffic: gets each share that arrives before the file is complete.
 
         Returns:
-            A Deferred, or None if nothing was asked, and a ``Download`` must fetch the file. The Deferred
-            fails with ``NotAsExpected`` if a ``Download`` that asks for lists must fetch it.
+            A Deferred; or None if no server was asked, and the caller must use a ``Download``. If the
+                Deferred fails with ``NotAsExpected``, the caller must use a ``Download`` that asks for lists.
         """
         if self.earlier.guesses.needs_lists:
             return None
@@ -114,7 +121,7 @@ class SmallFileGets:
         return download.result
 
     def _skip_busiest(self, numbers: list[int], order: Sequence[Peer], first: int) -> None:
-        """Move the busiest of the first servers to the end, if the next one is far less busy."""
+        """Move the busiest of the first servers to the end, if the server after them is far less busy."""
         if len(order) == first:
             return
         unanswered = self.unanswered
@@ -131,7 +138,7 @@ class SmallFileDownload:
     Args:
         index: the storage index of the cap.
         order: the servers, at least k; share ``i`` is read from server ``i``.
-        numbers: of all these shares, in the order in which they are asked for.
+        numbers: the share numbers, in the order in which the shares are requested.
 
     Attributes:
         traffic: see ``SmallFileGets.get``.
@@ -177,14 +184,14 @@ class SmallFileDownload:
         self._unanswered: dict[int, Deferred[Any]] = {}
         self._shares: dict[int, bytes] = {}
         self._asked = 0
-        self._hedges: Sequence[int] = ()  # shares that were asked for since others were late
+        self._hedges: Sequence[int] = ()  # shares requested because others were late
         self._failed = 0
         self._misplaced = self._over = False
         self.traffic: Traffic | None = None
         self.result: Deferred[SmallFile] = Deferred(self._cancelled)
 
     def begin(self, racers: int) -> None:
-        """Ask for that many shares."""
+        """Request the first ``racers`` shares."""
         self._gets.earlier.guesses.began()
         self._gets.deadlines.add(self)
         try:
@@ -196,13 +203,13 @@ class SmallFileDownload:
     @property
     def due_s(self) -> float:
         """
-        When something must be done since some server has been silent for longer than hedging waits; or an
-        earlier time.
+        The earliest time at which a server can have been silent for ``hedge_s``, so that ``overdue`` must be
+        called.
         """
         hedge_s = self._gets.settings.hedge_s
         soonest_s = self._since_s + hedge_s
         if self._gets.means.clock.seconds() < soonest_s - _SOON_S:
-            return soonest_s  # so servers need not be asked for their last activity
+            return soonest_s  # so the servers' last activity need not be looked up
         hedges = self._hedges
         times = BUSY_TIMES if self._next_is_as_late() else MOST_TIMES
         signs = [
@@ -213,7 +220,10 @@ class SmallFileDownload:
         return min(signs, default=self._since_s) + hedge_s
 
     def _next_is_as_late(self) -> bool:
-        """Return whether the server that would be asked next leaves reads unanswered for half as long."""
+        """
+        Return whether the oldest unanswered read of the next server in order has waited at least half as long
+        as this download.
+        """
         if self._asked == len(self._numbers):
             return False
         following = self._order[self._numbers[self._asked]]
@@ -222,7 +232,10 @@ class SmallFileDownload:
         return 2 * (now_s - oldest_s) >= now_s - self._since_s
 
     def overdue(self) -> None:
-        """Ask for as many more shares as are missing, and as many as at first in addition; or give up."""
+        """
+        Request as many further shares as are missing, and the usual extra shares; or fail if this was done
+        before.
+        """
         missing = self._cap.required_shares - len(self._shares) + self._gets.settings.extra_shares
         hedges = self._numbers[self._asked : self._asked + missing]
         if self._hedges or not hedges:
@@ -271,7 +284,10 @@ class SmallFileDownload:
                     self._fail(NotAsExpected())
 
     def _report(self, traffic: Traffic, peer: Peer, asked_s: float, share: bytes) -> bool:
-        """Report a share; return whether the download goes on: the report may fail, or cancel it."""
+        """
+        Report a share to ``traffic``; return whether the download continues: the report may raise, or cancel
+        the download.
+        """
         try:
             traffic(peer.identity, asked_s, self._gets.means.clock.seconds(), len(share))
         except Exception:
@@ -288,7 +304,7 @@ class SmallFileDownload:
             guesses.found(False)
             self.result.errback(NotAsExpected())
             return
-        except Exception:  # otherwise reported only with the answer of one server
+        except Exception:  # otherwise the exception would end up in the response of one server
             self.result.errback(Failure())
             return
         if not self._misplaced:
@@ -305,7 +321,7 @@ class SmallFileDownload:
         self._end()
 
     def _end(self) -> None:
-        """Forget what is still asked."""
+        """End the download and cancel all unanswered reads."""
         self._over = True
         self._gets.earlier.guesses.ended()
         self._gets.deadlines.discard(self)

@@ -1,4 +1,4 @@
-"""The version on which a write is based."""
+"""Find the version on which a write is based."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from pipegrid.transfer.mutable.slot_client import Slot, quorum
 from pipegrid.transfer.mutable.version_cache import Base, CachedVersion
 from pipegrid.transfer.peers import Peer
 
-# Servers that refuse writes although these test exactly the shares that the servers have shown.
+# Servers that refuse writes even though the writes expect exactly the shares that these servers have shown.
 #
-# A writer that an honest server refuses finds, in the next query, what another client has written there
-# meanwhile: a signed version that is new on that server, with a number not lower than the base of the
-# refused write. A server may refuse again and again and show no such version, or only other old versions
-# that it has kept. It would delay a writer until the time limit, against all other servers. So it is left
-# out of this change, as if it were unreachable. A write still needs the same number of other servers to
-# be acknowledged.
+# When an honest server refuses a write, the writer's next query shows what another client has written there
+# meanwhile: a signed version that is new on that server, with a number not lower than the base of the refused
+# write. A bad server may refuse again and again and show no such version, or show only old versions that it
+# has kept. It would delay the writer until the time limit, even if all other servers accept. So such a server
+# is left out of this change, as if it were unreachable. To be acknowledged, a write still needs the same
+# number of servers.
 #
 # A server that did not respond to the query is not judged: it may have a version that must not be
 # overwritten.
 
 REFUSALS = 3
-"""This many refusals in a row, without a version of another client, are enough."""
+"""Number of refusals in a row, without a version of another client, after which a server is left out."""
 
 
 class RefusingServers:
     """
-    What servers have shown and refused in the course of one change.
+    What servers have shown and refused during one change.
 
     Attributes:
-        left_out: servers that will not be written, and why.
+        left_out: maps each server that will not be written to the reason.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,9 @@ class RefusingServers:
         self._least = 0
 
     def heard(self, found: ServerMap, own: Collection[Version]) -> None:
-        """Record a query's result; ``own`` are versions that do not prove another client's write."""
+        """
+        Record a query's result. ``own``: versions of this client, which do not prove another client's write.
+        """
         self._heard = set(found.copies)
         for peer, copies in found.copies.items():
             versions = {copy.version for copy in copies.values() if copy.version is not None}
@@ -70,8 +72,8 @@ class RefusingServers:
 
     def refused(self, outcome: PublishOutcome, base: Version) -> None:
         """
-        Record a write that was refused or found unknown shares; ``base`` is the version, from the last
-        query, from which it was made.
+        Record a write that was refused or found unknown shares. ``base``: the version, found by the last
+        query, from which the written version was made.
         """
         self._least = base.sequence_number
         for peer in {*outcome.refused, *outcome.surprises} & self._heard:
@@ -84,21 +86,22 @@ class RefusingServers:
                 )
 
 
-# What servers showed when they refused a write, for those that do not respond to queries in time. Pure.
+# What servers showed when they refused a write; used for servers that do not respond to queries in time.
+# Pure.
 #
-# Writes and queries use different connections, and a response to a query is longer. So a server may be
-# silent in every query and refuse every write because of a share that the writer does not expect: a
-# single writer would retry until the time limit. The next write expects the shares that the server showed
+# Writes and queries use different connections, and a response to a query is longer. So a server may be silent
+# in every query and refuse every write because of a share that the writer does not expect: even a single
+# writer would retry until the time limit. Therefore the next write expects the shares that the server showed
 # when it refused.
 #
-# That is done only for shares that are older than the base of the refused write, or that belong to the
-# base or to a version of our own. Any other share may belong to a version that was acknowledged to its
-# writer: it must be found in a query, on any server, before a write may be based on it or replace it. In
-# any case the server tests what the write expects.
+# This applies only to shares that are older than the base of the refused write, or that belong to the base or
+# to a version of this client. Any other share may belong to a version that was acknowledged to its writer:
+# before a write may be based on that version or replace it, a query must find it on some server. In any case
+# the server tests whether it has the shares that the write expects.
 
 
 class LastSeen:
-    """The shares that servers were last seen to have, as far as a write may expect them."""
+    """The shares that each server was last seen to have, if a write may expect these shares."""
 
     def __init__(self) -> None:
         self._left: dict[Peer, dict[int, bytes]] = {}
@@ -113,7 +116,7 @@ class LastSeen:
 
         Args:
             tried: the version that was written.
-            base: the version from which it was made.
+            base: the version from which ``tried`` was made.
             own: versions of earlier attempts.
         """
         harmless = self._harmless
@@ -131,7 +134,8 @@ class LastSeen:
 
     def fill_in(self, found: ServerMap) -> dict[Peer, dict[int, bytes]]:
         """
-        Return the first bytes of each share on each server, from the query or else from the last write.
+        Return the first bytes of each share on each server: from the query, or from the last write for
+        servers that did not respond to the query.
         """
         self._left = {p: left for p, left in self._left.items() if p not in found.copies}
         self._uncertain -= found.copies.keys()
@@ -140,24 +144,28 @@ class LastSeen:
 
 
 def _is_older(head: bytes, version: Version) -> bool:
-    """Return whether a share is of an older version, or of none."""
+    """Return whether a share belongs to an older version, or to no valid version."""
     order = checkstring_order(head)
     return order is None or order[0] < version.sequence_number
 
 
-# The base of the next version of a mutable file: found by querying servers, or cached.
+# Finding the base of the next version of a mutable file: by querying servers, or in the cache.
 #
 # ``Modification`` describes what is done if no version can be read, or if other clients' versions are
 # unfinished.
 
 REFUSAL_BYTES = 4000
-"""Bytes of each share in the response to a write: a refused writer of a small file then needs no query."""
+"""
+Number of bytes of each share that the response to a write contains: with these a refused writer of a small
+file needs no query.
+"""
 
 
 Redo = Callable[[bytes, bytes, bytes], bytes | None]
 """
-Gets the content to which an edit was applied, the result, and the current content. Returns the current
-content if the edit has taken effect in it; None: apply the edit.
+A function of three contents: the one to which an edit was applied, the result of the edit, and the current
+one. Returns the current content if it contains the edit, perhaps with later changes; returns None if the edit
+must be applied.
 """
 
 
@@ -166,15 +174,15 @@ class ModifyOptions(NamedTuple):
     When an edit of a mutable file is applied, and what it may replace.
 
     Attributes:
-        replaces: the edit ignores the old content, and must not hide another client's new one: if another
+        replaces: the edit ignores the old content, and must not hide another client's new content: if another
             client's write has won, that is an error.
         always: write a new version even if the content is equal or the state is unclear (repair).
-        merge: merges the contents of several versions with the same number; None: the highest version is
+        merge: merges the contents of several versions with the same number; None: only the highest version is
             used.
         redo: recognizes an edit in content that contains it already; None: the edit is applied again.
-        is_uncertain: returns whether a part of the edit failed on its last content; if that was cached, the
-            edit is applied to what servers have.
-        tried: versions that were written for the same edit and had conflicts. They are our own and
+        is_uncertain: returns whether a part of the edit failed when it was last applied; if it was applied to
+            cached content, it is applied again to what servers have.
+        tried: versions that were written for the same edit and had conflicts. They are this client's own and
             unfinished, so another client's version takes precedence.
     """
 
@@ -197,10 +205,10 @@ class BaseSearch:
 
     Attributes:
         book: the proven keys and versions.
-        own: versions that were tried, and their content, if it is known.
+        own: maps each version that was tried to its content, or to None if that is unknown.
         last: the base of the last attempt.
-        last_seen: what servers had after earlier attempts.
-        contrary: records servers that refuse whatever is tried.
+        last_seen: the shares that servers showed in earlier attempts.
+        contrary: records servers that refuse every write.
         dirty: whether a new version must be written even if the edit changes nothing.
     """
 
@@ -230,7 +238,10 @@ class BaseSearch:
 
     @property
     def begun(self) -> set[Version]:
-        """Versions that this client has begun, for this change or before; finding one is no conflict."""
+        """
+        Versions that this client has begun, for this change or an earlier one; finding such a version is no
+        conflict.
+        """
         return {*self.own, *self._known.begun}
 
     def perhaps_stored(self, version: Version, content: bytes) -> None:
@@ -244,7 +255,7 @@ class BaseSearch:
         self.last = base
 
     def remembered(self) -> Base | None:
-        """Return the cached base, if it suffices to write at once."""
+        """Return the cached base if a write can start from it without a query; otherwise None."""
         known = self._known
         self._open_remembered_key()
         if self._how.always or known.version is None or known.signing_key is None:
@@ -272,7 +283,7 @@ class BaseSearch:
             self.book = VerifiedVersions(self._slot.cap, signing_key=known.signing_key)
 
     async def look(self, everyone: bool) -> Base:
-        """Query servers until the base is clear."""
+        """Query servers until it is clear which version is the base."""
         while True:
             survey = ServermapUpdate(
                 self._slot,
@@ -291,8 +302,8 @@ class BaseSearch:
             try:
                 base = await self._base_of(found)
             except (NotEnoughSharesError, CorruptionError):
-                # The chosen version may have been overwritten while it was read; if the same version is
-                # chosen again, raise.
+                # The chosen version may have been overwritten while it was read, so query again; if the same
+                # version is chosen again, raise.
                 if not self._is_new(found):
                     raise
                 base = None
@@ -302,7 +313,7 @@ class BaseSearch:
             everyone = True
 
     def _is_new(self, found: ServerMap) -> bool:
-        """Return whether the best version has not failed before."""
+        """Return whether the best version has not failed before, and record that it has failed now."""
         best = found.choice().best
         if best is None or best in self._failed:
             return False
@@ -354,8 +365,8 @@ class BaseSearch:
 
     def _is_too_few(self, found: ServerMap, version: Version) -> bool:
         """
-        Return whether to query again: dead connections may be the reason for few responses, and are now
-        renewed.
+        Return whether too few servers responded and should be queried once more: connections that were dead
+        have been renewed meanwhile.
         """
         if found.answered < quorum(self._slot, version.total_shares) and not self._asked_again:
             self._asked_again = True
@@ -373,18 +384,17 @@ class BaseSearch:
         if known.version == version and known.content is not None:
             return known.content
         check_size(self._slot, version.size)
-        # Only a repair may go back to an older version than one that turns out to be damaged.
+        # If this version turns out to be damaged, only a repair may return to an older version.
         return await read_whole(
             self._slot, found, version, self._spoilt.update if self._how.always else None
         )
 
     def _base_in_memory(self, found: ServerMap, choice: Choice) -> Base | None:
         """
-        Return the last attempt's base if it was the last version that could be read.
+        Return the base of the last attempt if it is still the latest version that could be read.
 
-        A version made from a later one than the base would have a higher number than the present
-        versions; there is none. Servers that did not respond have no such version either: other servers
-        would have shares of it, too.
+        A version made from a later base would have a higher sequence number, and no server reports one. Nor
+        can the servers that did not respond hold such a version: other servers would have shares of it.
         """
         last = self.last
         if last is None or (last.content is None and not self._how.replaces):
@@ -404,7 +414,7 @@ class BaseSearch:
 
     def _check_rollback(self, best: Version) -> None:
         if self._how.always or self._how.replaces:
-            return  # the new version will be above everything that was seen
+            return  # the new version gets a higher number than every version seen
         if best.sequence_number < self._known.sequence_number:
             raise rollback(best, self._known)
 
@@ -430,7 +440,7 @@ class BaseSearch:
         raise problem or NotEnoughSharesError("no share has the private key", 0, 1)
 
     async def of_answers(self, outcome: PublishOutcome) -> Base | None:
-        """Return the base from the responses to a refused write, if they suffice."""
+        """Return the base that follows from the responses to a refused write; None if they do not suffice."""
         found = ServerMap(self.book)
         for peer, seen in outcome.seen.items():
             found.heard(peer, seen, REFUSAL_BYTES)
@@ -442,11 +452,11 @@ class BaseSearch:
         try:
             return await self._base_of(found)
         except (NotEnoughSharesError, CorruptionError):
-            return None  # overwritten meanwhile; a query finds the current version
+            return None  # overwritten meanwhile, so the caller must query
 
 
 def check_size(slot: Slot, size: int) -> None:
-    """Raise UsageError if a file of this size cannot be written as a whole."""
+    """Raise UsageError if a file of this size is too long to be written as a whole."""
     most = slot.settings.max_content_bytes
     if size > most:
         raise UsageError(

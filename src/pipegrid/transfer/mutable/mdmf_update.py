@@ -1,5 +1,5 @@
 """
-Changing a range of an MDMF file: only the segments that it touches, and the hashes above them, are read
+Change a range of an MDMF file; only the segments that the range touches, and the hashes above them, are read
 and written.
 """
 
@@ -43,12 +43,12 @@ from pipegrid.transfer.mutable.version_cache import VersionCache, remember
 from pipegrid.transfer.peers import Peer
 
 TRIES = 5
-"""Attempts to change one range in place, if each has a conflict."""
+"""Maximum number of attempts to change one range in place if each attempt has a conflict."""
 
 
 def splice(old: bytes, offset: int, data: bytes) -> bytes:
     """
-    Return the content with bytes at an offset replaced, or appended.
+    Return the old content with ``data`` written over it from an offset on; ``data`` may reach past the end.
 
     Raises:
         UsageError: the offset is past the end.
@@ -64,19 +64,19 @@ class Update:
     """
     A change of a range in place.
 
-    All n shares of one version must exist, and no other client may be writing. If there is a conflict
-    before anything was changed, the update waits and tries again. Otherwise, and for SDMF,
-    ``Modification`` writes the whole file with the range changed, which tolerates all that, unless the
-    file is too long.
+    All n shares of one version must exist, and no other client may be writing. If there is a conflict before
+    anything was changed, the update waits and tries again. In all other cases, and for SDMF, ``Modification``
+    writes the whole file with the range changed, unless the file is too long for this: writing it whole
+    tolerates missing shares and other writers.
 
-    Round trips: query, read, write. If the version is cached the query is left out: reads use the layout
-    that this client's own writes produce, and a share with another layout fails the test of its header.
+    Round trips: query, read, write. If the version is cached the query is left out: reads use the layout that
+    this client's own writes produce, and a share with another layout fails the test of its header.
 
     Args:
         random: returns a number from 0 up to 1.
 
     Attributes:
-        tried: the versions that were written, added as soon as a server may have a part.
+        tried: the versions that were written; a version is added as soon as a server may have a part of it.
     """
 
     def __init__(
@@ -103,13 +103,14 @@ class Update:
 
     async def run(self) -> WriteResult | None:
         """
-        Return the result; None: it cannot be done in place, so the file must be written whole.
+        Return the result; None if the range cannot be changed in place, so that the file must be written
+        whole.
 
         Raises:
             UsageError: the range begins after the end of the file.
             UnhappyError: too few servers accepted their part.
-            UncoordinatedWriteError, NotEnoughSharesError: the file is too long to be written whole, and
-            other clients write, or some of its shares cannot be read.
+            UncoordinatedWriteError, NotEnoughSharesError: the file is too long to be written whole, and other
+                clients write, or some of its shares cannot be read.
         """
         settings, wait_s = self._slot.settings, 0.0
         for _ in range(TRIES):
@@ -123,7 +124,10 @@ class Update:
         return written
 
     def _is_too_long(self) -> bool:
-        """Return whether the file cannot be written whole, so that other clients' writes must end first."""
+        """
+        Return whether the file is too long to be written whole, so that this update must wait for other
+        clients' writes.
+        """
         version = self._version
         return version is not None and version.size > self._slot.settings.max_content_bytes
 
@@ -160,7 +164,8 @@ class Update:
             version, self._offset, len(self._data), self._slot.cap.readonly().secret
         )
         if update.geometry.is_too_fine:
-            return None  # no reader would accept it; if written whole, it gets the usual segments
+            # No reader would accept such small segments; a file that is written whole gets the usual ones.
+            return None
         for copy in copies.values():
             assert copy.share is not None
             update.add_share(copy.share)
@@ -175,7 +180,7 @@ class Update:
         )
 
     def _remembered_copies(self) -> dict[int, Copy]:
-        """Return the shares as this client's last write left them."""
+        """Return one copy of each share as this client's last write left it; empty if a share is missing."""
         known = self._known
         version, key = known.version, known.signing_key
         if version is None or key is None or version.format is not Format.MDMF:
@@ -199,14 +204,17 @@ class Update:
         return copies if len(copies) == version.total_shares else {}
 
     async def _looked_up_copies(self) -> dict[int, Copy]:
-        """Return one copy of each share of a version whose shares all exist; otherwise an empty dict."""
+        """
+        Query servers and return one copy of each share of the best version; empty if not all its shares
+        exist.
+        """
         slot = self._slot
         book = VerifiedVersions(slot.cap, signing_key=self._known.signing_key)
         survey = ServermapUpdate(slot, book, slot.settings.read_bytes, {}, self._usual)
         found = await survey.for_writer(self._known.newest, quorum(slot, self._usual[1]))
         best = found.choice().best
         if best is None or best.sequence_number < self._known.sequence_number:
-            return {}  # a newer version was seen, which a write based on this one must not hide
+            return {}  # a newer version was seen, which a write must not hide
         self._version, self._found = best, len(found.holders(best))
         if not found.choice().healthy() or found.answered < quorum(slot, self._usual[1]):
             return {}
@@ -222,7 +230,7 @@ class Update:
                 if copies.setdefault(number, copy) is not copy:
                     self._spare.append(copy)
         if any(copy.head != copies[copy.number].head for copy in self._spare):
-            return {}  # the changed bytes of one copy would not fit into the other
+            return {}  # copies of a share differ, so the same changed bytes do not fit into all
         return copies
 
     def _open_key(self, found: ServerMap, book: VerifiedVersions, version: Version) -> None:

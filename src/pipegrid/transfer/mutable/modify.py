@@ -41,18 +41,17 @@ from pipegrid.transfer.mutable.version_cache import (
 )
 from pipegrid.transfer.peers import Peer
 
-# Which server is written first, alone, when other clients may be writing the same mutable file: the
-# leader.
+# Which server is written first, alone, when other clients may be writing the same mutable file: the leader.
 #
 # All writers choose the same leader: the first server of the file's ring that has a share. A writer whose
 # write the leader refuses has changed no other server.
 
 CAUTIOUS_S = 60.0
-"""For this long after a conflict with other writers, writes use a leader from the start."""
+"""For this many seconds after a conflict with other writers, writes begin with the leader."""
 
 
 def leader(slot: Slot, known: CachedVersion, places: ExpectedHeads) -> Peer | None:
-    """Return the server to write first, if there was a conflict with other writers recently."""
+    """Return the leader if there was a conflict with other writers recently; otherwise None."""
     met_s = known.contended_s
     if met_s is None or slot.clock.seconds() - met_s > CAUTIOUS_S:
         return None
@@ -63,12 +62,12 @@ def leader_of_range(
     slot: Slot, known: CachedVersion, places: ExpectedHeads, version: Version
 ) -> Peer | None:
     """
-    Return the server to write first, for a write of a range by a client that does not have the rest of
-    the content.
+    Return the leader for a write of a range by a client that does not have the rest of the content; None if
+    no leader is needed.
 
-    If two such writers each get half of the shares and k is more than half, neither version can be read,
-    and the file is lost. If the file is too long to be written whole, no client can restore it. So in
-    these cases there is always a leader.
+    If two such writers each get half of the shares and k is more than half, neither version can be read, and
+    the file is lost. If the file is too long to be written whole, no client can restore it. So in these two
+    cases a leader is always used.
     """
     is_too_long = version.size > slot.settings.max_content_bytes
     if is_too_long or 2 * version.required_shares > version.total_shares:
@@ -85,33 +84,33 @@ def _first_holder(slot: Slot, places: ExpectedHeads) -> Peer | None:
     return next(holders, None)
 
 
-# Changing a mutable file until the change is part of its only version: query, apply the edit, write,
-# retry.
+# Changing a mutable file until the change is part of its only version: query, apply the edit, write, retry.
 #
 # An edit is a function of the old content, so it can be applied again to content that other clients have
 # written meanwhile. The change is done when every written server had the expected shares, and none had
-# unknown ones. Until then:
+# unknown ones. Until this is so:
 #
-# * **Conflict** (a test failed, or there is an unknown share): wait a random time, which doubles; query
-#   all servers; apply the edit to the best version; write with a sequence number above all seen. From
-#   then on, and for a minute after the change, writes use a leader.
+# * **Conflict** (a test failed, or there is an unknown share): wait a random time, which doubles; query all
+#   servers; apply the edit to the best version; write with a sequence number above all seen. From the
+#   conflict on until a minute after the change, writes use a leader.
 # * **A newer version that cannot be read**: another client's write is running, or was interrupted. Query
 #   again a few times, then overwrite the version.
-# * **A server that was silent when queried refuses the write**: the next write expects the shares that it
-#   showed when it refused (``LastSeen``).
-# * **Too few servers respond** for a write to be acknowledged: write nothing. The servers that respond
-#   may lack a version that was acknowledged to its writer, and a new version based on theirs would hide
-#   it.
+# * **A server that was silent when queried refuses the write**: the next write expects the shares that the
+#   server showed when it refused (``LastSeen``).
+# * **Too few servers respond** for a write to be acknowledged: write nothing. The servers that respond may
+#   lack a version that was acknowledged to its writer, and a new version based on their shares would hide
+#   that version.
 # * **No version can be read any more**, because several writers have destroyed each other's versions: a
-#   writer that has applied an edit still has the content to which it applied the edit. If no present
-#   version derives from a later one, that content was the last version, and is the base again: nothing
+#   writer that has applied an edit still has the content to which it applied the edit. If no present version
+#   derives from a later content, this content was the last version, and becomes the base again: nothing
 #   acknowledged is lost.
-# * **Our own unfinished version is best, together with another client's of the same number**: the other
-#   version is the base, since its writer may have reported success.
-# * **Our own unfinished version alone is best**: it is written again unchanged, to all servers.
+# * **The best version is this client's own unfinished one, and another client's version has the same
+#   number**: the other version is the base, since its writer may have reported success.
+# * **The best version is this client's own unfinished one, without a rival**: it is written again unchanged,
+#   to all servers.
 #
-# So an edit may be applied to content that contains it already, after a response was lost. It must
-# tolerate that, or come with a function that recognizes it there (``redo``).
+# So after a response was lost, an edit may be applied to content that already contains this edit. The edit
+# must tolerate this, or come with a function that recognizes the edit in the content (``redo``).
 #
 # Source: the format reference, trees, 7.3 and 7.4.
 
@@ -119,7 +118,10 @@ ContentEdit = Callable[[bytes], bytes]
 """Maps the old content to the new one; equal content is not written. It may be applied more than once."""
 
 REMEMBERED_TRIES = 8
-"""Number of uncertain writes of one change that are kept, to recognize them in content read later."""
+"""
+Maximum number of uncertain writes of one change that are kept, to recognize their contents when a later query
+reads them.
+"""
 
 
 class Modification:
@@ -135,7 +137,7 @@ class Modification:
 
     Attributes:
         attempts: number of writes.
-        unsure: number of writes that may be stored although that is not known.
+        unsure: number of writes that did not clearly succeed, but may be stored.
     """
 
     def __init__(
@@ -157,7 +159,7 @@ class Modification:
         self._how = how
         self._met_s: float | None = None
         self._wait_s = 0.0
-        # Of each write that may be stored: the content that it was made from, and the new content.
+        # For each write that may be stored: the content from which it was made, and the new content.
         self._tries: deque[tuple[bytes, bytes]] = deque(maxlen=REMEMBERED_TRIES)
         self.attempts = self.unsure = 0
         self._search = BaseSearch(slot, self._known, usual, self._wait, how)
@@ -167,15 +169,15 @@ class Modification:
         Change the file.
 
         Raises:
-            UncoordinatedWriteError: other clients write all the time, or (with ``replaces``) another
-                client's write has won.
+            UncoordinatedWriteError: other clients write all the time, or (with ``replaces``) another client's
+                write has won.
             NotEnoughSharesError: no version can be read.
-            RollbackError: there is only an older version than was seen before.
+            RollbackError: servers have only an older version than was seen before.
             UnhappyError: too few servers accepted shares.
             CorruptionError: the existing version is inconsistent.
-            Exception: any exception of the edit; then nothing is written.
+            Exception: an exception that the edit raised; nothing is written in this case.
         """
-        # A repair must find every old share.
+        # A repair (``always``) must find every old share, so it queries all servers.
         base = self._search.remembered() or await self._search.look(everyone=self._how.always)
         while True:
             try:
@@ -202,8 +204,8 @@ class Modification:
             if outcome.may_be_stored:
                 self._remember_try(base, encoded.version, content)
             if base.is_warm and not _was_there(base, outcome):
-                # The cached version was out of date: the responses show the current one, so this is no
-                # conflict.
+                # The cached version was out of date, which is no conflict: the responses show the current
+                # version.
                 self._known.forget_version()
                 found = None if outcome.placed else await self._search.of_answers(outcome)
                 base = found or await self._search.look(everyone=False)
@@ -219,8 +221,9 @@ class Modification:
         """
         Query what a change needs and cache it, so that the next change can write at once.
 
-        Nothing is written. The result is cached only if all shares are known and of one version;
-        otherwise the next change queries again. It also does so if another client has written meanwhile.
+        Nothing is written. The result is cached only if all shares are known and belong to one version;
+        otherwise the next change queries again. The next change also queries again if another client has
+        written meanwhile.
 
         Raises:
             NotEnoughSharesError, RollbackError, CorruptionError, UncoordinatedWriteError: as ``run``.
@@ -256,8 +259,8 @@ class Modification:
 
     def _made_before(self, current: bytes) -> bytes | None:
         """
-        Return the current content if it contains the edit from an earlier attempt, perhaps with later
-        changes.
+        Return the current content if it contains the edit of an earlier attempt, perhaps with later changes;
+        otherwise None.
         """
         if self._how.redo is None:
             return None
@@ -303,7 +306,10 @@ class Modification:
     # Conflicts with other writers.
 
     async def _wait(self, tried: Version | None = None) -> None:
-        """Wait a random time, longer each time; raise when the time limit has passed."""
+        """
+        Wait a random time, whose upper bound doubles with each call up to ``max_wait_s``; raise when the time
+        limit has passed.
+        """
         clock, settings = self._slot.clock, self._slot.settings
         # The limit applies to conflicts only: silent servers have their own time limit.
         if self._met_s is None:

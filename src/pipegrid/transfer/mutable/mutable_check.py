@@ -28,12 +28,12 @@ from pipegrid.transfer.server_space import Capacity
 SHARES_AT_ONCE = 8
 SEGMENTS_AT_ONCE = 64
 """
-Segments of each share that are verified at the same time; for MDMF segments of 128 KiB at 3-of-10 that is
-3 MB.
+Number of segments of each share that are verified at the same time; for MDMF segments of 128 KiB at 3-of-10
+these take 3 MB.
 """
 LEASES_AT_ONCE = 100
 LOOKS = 3
-"""Limit of queries for a file that changes while it is checked."""
+"""Maximum number of queries for a file that changes while it is checked."""
 
 _NEWER = (
     "there are shares of a newer version of this mutable file, but too few to read it; try again later, "
@@ -48,24 +48,22 @@ _RIVALS = (
 @attrs.frozen
 class MutableCheckResult(CheckResult):
     """
-    The health of one mutable file; the shares are those of the best version that can be read.
+    The health of one mutable file; all counts of shares refer to the best version that can be read.
 
-    The file is healthy if that version is the only one, there is a good copy of each of its shares, and
-    they are on as many servers as can have them now.
+    The file is healthy if that version is the only one, each of its shares has a good copy, and the shares
+    are on as many servers as can have them now.
 
     Attributes:
         version: the best version that can be read, or None.
-        other_versions: sequence number and number of distinct shares of each other version, the newest
-            first.
-        newer_unrecoverable: whether the newest version has too few shares: its write was not finished, or
-            its servers cannot be reached.
-        rivals: whether other versions with the same number can be read: two uncoordinated writes.
-        seen: the sequence number of a version that was seen before and is newer than all present ones; 0:
+        other_versions: sequence number and number of distinct shares of each other version, the newest first.
+        newer_unrecoverable: whether the newest version has too few shares, because its write was not finished
+            or its servers cannot be reached.
+        rivals: whether other versions with the same number can be read, as after two uncoordinated writes.
+        seen: the sequence number of a version that was seen before and is newer than all present versions; 0:
             none.
-        recoverable_versions, unrecoverable_versions: number of versions that can be read, and that
-        cannot.
-        other_holders: for the shares of other versions: the version, the share number, and the ids of its
-            servers.
+        recoverable_versions, unrecoverable_versions: number of versions that can be read, and that cannot.
+        other_holders: for each share of another version: the version, the share number, and the ids of the
+            share's servers.
     """
 
     version: Version | None = None
@@ -82,14 +80,14 @@ class MutableCheck:
     """
     The check of one mutable file.
 
-    Without ``verify`` the signature of each version is checked, and shares are counted. With it every
-    byte of the best version's shares is read and proven.
+    Without ``verify`` the signature of each version is checked, and shares are counted. With ``verify``,
+    every byte of the best version's shares is also read and proven.
 
-    A file that changes meanwhile is not reported as damaged: if a share seems damaged, its beginning is
-    read again, and if it is of another version now, the whole query is repeated.
+    A file that changes during the check is not reported as damaged: if a share seems damaged, its beginning
+    is read again, and if it belongs to another version now, the whole query is repeated.
 
     Args:
-        cap: as it was given.
+        cap: the cap that the caller gave.
         verify: read every share, and prove every byte.
         add_lease: add or renew this client's leases on servers with shares.
         capacity: what servers have reported of their space.
@@ -111,15 +109,11 @@ class MutableCheck:
         self._add_lease = add_lease
         self._capacity = capacity or Capacity(slot.clock)
         self._bad: set[tuple[str, int]] = set()
-        self._changed = False  # whether a share is of another version by now
+        self._changed = False  # whether a share has changed to another version
         self._corrupt: list[CorruptionError] = []
-        self._spoilt: list[
-            Version
-        ] = []  # versions newer than the best that are damaged beyond reading
-        self._good: dict[int, list[Copy]] = {}  # copies of the best version, by share number
-        self._takers: list[
-            Peer
-        ] = []  # servers that responded and accept shares, as far as is known
+        self._spoilt: list[Version] = []  # damaged versions that are newer than the best one
+        self._good: dict[int, list[Copy]] = {}  # good copies of the best version, by share number
+        self._takers: list[Peer] = []  # servers that responded and seem to accept shares
 
     async def run(self) -> MutableCheckResult:
         """Ask every server, verify shares and add leases as wanted, and return the result."""
@@ -143,7 +137,7 @@ class MutableCheck:
         return await self._verified(found) if self._verify else found
 
     async def _verified(self, found: ServerMap) -> ServerMap:
-        """Verify the best version's shares; if too few are good, an older version becomes the best."""
+        """Verify the best version's shares; if too few of them are good, continue with an older version."""
         while (best := found.choice().best) is not None:
             copies = [copy for held in found.holders(best).values() for copy in held]
             await few_at_a_time(
@@ -182,7 +176,7 @@ class MutableCheck:
 
     async def _problems(self, copy: Copy, version: Version) -> list[CorruptionError]:
         """
-        Read all missing parts of a share, and return what is wrong with it.
+        Read all missing parts of a share, and return the damage that was found.
 
         Raises:
             ServerError: the share cannot be read.
@@ -203,7 +197,7 @@ class MutableCheck:
                     if block is not None and not block.is_good():
                         reader.condemn_block(copy.number, segment)
                     reader.release(segment)
-                # The header of a damaged share may claim 2^60 more bytes.
+                # The header of a damaged share may claim a length of 2^60 bytes.
                 if not reader.shares_in_use:
                     break
             reader.prove_share(copy.number)
@@ -214,11 +208,11 @@ class MutableCheck:
 
     async def _verify_keys(self, copy: Copy, version: Version) -> None:
         """
-        Verify the public key and the signature, which readers may take from another share; with a write
-        cap also the private key.
+        Verify the share's public key and signature, which readers may have taken from another share; with a
+        write cap, verify the private key too.
 
         Raises:
-            CorruptionError: one of them is damaged.
+            CorruptionError: a key or the signature is damaged.
         """
         share, cap = copy.share, self._slot.cap
         assert share is not None
@@ -235,7 +229,10 @@ class MutableCheck:
             open_signing_key(share.read(Part.PRIVATE_KEY), cap, copy.number)
 
     async def _note_good(self, found: ServerMap) -> None:
-        """Record which copies are good, and which servers accept shares if that matters."""
+        """
+        Record which copies are good and which servers accept shares; servers are asked for their space only
+        if it matters.
+        """
         best = found.choice().best
         for number, copies in found.holders(best).items() if best is not None else ():
             good = [copy for copy in copies if not self._is_bad(copy)]
@@ -330,7 +327,7 @@ class MutableCheck:
 
 
 def _remarks(choice: Choice) -> list[str]:
-    """Return remarks on versions other than the best, which the counts of shares do not express."""
+    """Return remarks on versions other than the best one; the counts of shares do not cover these."""
     if choice.best is None or len(choice.shares) == 1:
         return []
     if choice.newer_unrecoverable:
@@ -341,7 +338,7 @@ def _remarks(choice: Choice) -> list[str]:
 
 
 def held_against(known: CachedVersion, result: MutableCheckResult) -> MutableCheckResult:
-    """Return the result, marked as not healthy if the best version is older than one seen before."""
+    """Return the result, marked as not healthy if its best version is older than a version seen before."""
     there = [number for number, _ in result.other_versions]
     if result.version is None:
         return result
@@ -359,13 +356,12 @@ def check_repairable(result: MutableCheckResult, known: CachedVersion) -> None:
     """
     Raise if a repair would have to choose between the writes of two clients.
 
-    The repair would overwrite a newer version, which has too few shares or none, or another one with the
-    same number.
+    Such a repair would overwrite a newer version that cannot be read, or another version with the same
+    number.
 
     Raises:
         RollbackError: a newer version was seen before.
-        UncoordinatedWriteError: there are shares of a newer version, or another version has the same
-            number.
+        UncoordinatedWriteError: shares of a newer version exist, or another version has the same number.
     """
     if result.seen and result.version is not None:
         raise rollback(result.version, known)

@@ -11,7 +11,7 @@ from pipegrid.transfer.mutable.version_cache import CachedVersion
 
 
 def not_writable() -> CapError:
-    """Return the error for a cap that cannot write."""
+    """Return the error for a write with a cap that does not grant writing."""
     return CapError(
         "this cap does not write a mutable file; use its write cap, which begins with URI:SSK: or URI:MDMF:"
     )
@@ -32,7 +32,8 @@ def rollback(best: Version, known: CachedVersion) -> RollbackError:
 
 def unreadable(found: ServerMap, k: int) -> NotEnoughSharesError:
     """
-    Return the error for a file of which no version can be read; ``k``: number of shares usually needed.
+    Return the error for a file of which no version can be read. ``k``: number of shares that the file usually
+    needs.
     """
     choice = found.choice()
     most = max((len(shares) for shares in choice.shares.values()), default=0)
@@ -48,7 +49,7 @@ def unreadable(found: ServerMap, k: int) -> NotEnoughSharesError:
 
 
 def nothing_to_change(found: ServerMap, k: int) -> NotEnoughSharesError:
-    """Return the error for a file without a version that can be changed; ``k``: as for ``unreadable``."""
+    """Return the error for a file without a version that can be changed. ``k``: see ``unreadable``."""
     choice = found.choice()
     versions = choice.unrecoverable
     if not versions and found.corrupt:

@@ -58,19 +58,20 @@ from pipegrid.transfer.settings import MutableSettings
 
 T = TypeVar("T")
 
-# Key pairs of new files, generated in worker threads, and in advance if several are needed.
+# Key pairs for new files, generated in worker threads, and in advance if several are needed.
 #
-# Generating a key takes 0.1 to 0.3 s on one core, depending on luck with primes. A command that creates
-# one file generates the key while connections are established. A program that creates a second file will
-# create a third, so from then on some keys are generated in advance, one after another, which evens out
-# their times. A program that runs on keeps more of them, and generates them when none was needed for a while:
-# what creates files has the processors for itself.
+# Generating a key takes 0.1 to 0.3 s on one core; the time varies with the random search for primes. A
+# command that creates one file generates the key while connections are established. A program that creates a
+# second file will probably create a third, so from the second file on some keys are generated in advance, one
+# after another, which evens out the waiting times. A long-running program keeps more keys ready, and
+# generates them when no key was taken for a while, so that they do not compete with the creation of files for
+# the processors.
 
 AHEAD = 3
 """Keys that are kept ready for a program that creates several files."""
 
 QUIET_S = 10.0
-"""A program that runs on generates keys in advance when none was taken for this many seconds."""
+"""A long-running program generates keys in advance when no key was taken for this many seconds."""
 
 
 class SigningKeys:
@@ -85,7 +86,9 @@ class SigningKeys:
         self._quiet: Timer | None = None
 
     def keep(self, count: int, clock: IReactorTime) -> None:
-        """Keep that many keys ready, generated one after another when none was taken for ``QUIET_S``."""
+        """
+        Keep ``count`` keys ready; generate them one after another when no key was taken for ``QUIET_S``.
+        """
         self._reserve = count
         self._quiet = Timer(clock, lambda: self._prepare(self._reserve))
         self._quiet.set(QUIET_S)
@@ -97,7 +100,9 @@ class SigningKeys:
             self._quiet, self._reserve = None, 0
 
     def prepare(self) -> None:
-        """Start to generate a key, unless enough are ready; more in advance if several were taken."""
+        """
+        Start to generate a key, unless enough are ready; generate more in advance if several were taken.
+        """
         self._prepare(AHEAD if self._taken > 1 and not self._reserve else 1)
 
     def _prepare(self, wanted: int) -> None:
@@ -107,7 +112,7 @@ class SigningKeys:
             making: Deferred[SigningKey | None] = self._workers.run(keys.generate)
         except UsageError:  # the program ends, so no key is needed
             return
-        making.addErrback(lambda _: None)  # the caller that takes this key then generates its own
+        making.addErrback(lambda _: None)  # a caller that takes this key then generates another one
         self._making = making
         making.addCallback(self._made, making)
 
@@ -126,7 +131,7 @@ class SigningKeys:
 
     def _handed_over(self, making: Deferred[SigningKey | None]) -> Deferred[SigningKey | None]:
         """
-        Fire with a key that is being generated; if the caller cancels, the key is kept for the next one.
+        Fire with a key that is being generated; if the caller cancels, keep the key for the next caller.
         """
         waiting: Deferred[SigningKey | None] = Deferred()
 
@@ -151,7 +156,7 @@ class SigningKeys:
         elif self._making is not None:
             making, self._making = self._making, None
             if self._taken > 1:
-                self.prepare()  # for the next caller, while this one waits
+                self.prepare()  # a key for the next caller, generated while this one waits
             key = await self._handed_over(making)
         if key is None:
             key = await self._workers.run(keys.generate)
@@ -166,13 +171,16 @@ RangeOf = Callable[[int], tuple[int, "int | None"]]
 """Maps the size of a file to the start and length of a range; length None: to the end."""
 
 RangeOfVersion = Callable[[Version], tuple[int, "int | None"]]
-"""The same of a version."""
+"""A function from a version of a file to the start and length of a range; see ``RangeOf``."""
 
 ContentOfKey = Callable[[bytes], bytes]
 """Maps the write key of a new file to its content; needed for a directory with children."""
 
 READ_ATTEMPTS = 3
-"""Attempts to read a version that is overwritten meanwhile; retried only if no byte was passed on yet."""
+"""
+Maximum number of attempts to read a version that is overwritten meanwhile; there is no retry once a byte was
+passed on.
+"""
 
 
 @attrs.frozen
@@ -182,10 +190,10 @@ class ReadResult:
 
     Attributes:
         version: the version that was read.
-        size: bytes passed on.
+        size: number of bytes passed on.
         shares_used: maps a share number to the nickname of its server.
-        corrupt: damage that was found and worked around.
-        newer_unrecoverable: whether there are shares of a newer version that cannot be read (yet).
+        corrupt: damage that was found and did not prevent the read.
+        newer_unrecoverable: whether shares exist of a newer version that cannot be read (yet).
     """
 
     version: Version
@@ -200,9 +208,9 @@ class MutableFiles:
     All operations on mutable files.
 
     Args:
-        means: what all transfers of the grid use; its servers are read again for each operation.
+        means: what all transfers of the grid use; its list of servers is read again for each operation.
         usual: k and n of new files.
-        random: for waits that must differ from those of other writers.
+        random: makes this client's waiting times differ from those of other writers.
     """
 
     def __init__(
@@ -241,13 +249,13 @@ class MutableFiles:
 
         Args:
             content: the content, or a function that returns it for the file's write key.
-            usual: k and n; None: as for all new files.
+            usual: k and n; None: the defaults for new files.
             private_key: DER of the file's RSA key; None: a new key.
 
         Raises:
             UnhappyError: too few servers accepted shares.
             UncoordinatedWriteError: a file with this private key exists.
-            UsageError: the content is too long to be written whole, or ``private_key`` is no such key.
+            UsageError: the content is too long to be written whole, or ``private_key`` is not such a key.
         """
         if private_key is None:
             key = await self.keys.take()
@@ -269,7 +277,7 @@ class MutableFiles:
             6 * len(content), encode, content, geometry, FIRST_SEQUENCE_NUMBER, key, salts
         )
         places = place(n, {}, slot.peers, set())
-        # No other client can have written the storage index of a new key.
+        # The key is new, so no other client can have written under its storage index.
         outcome = await Publish(slot, encoded, places, {}, is_new=private_key is None).run()
         if private_key is not None and not outcome.is_clean:
             raise UncoordinatedWriteError(
@@ -283,7 +291,7 @@ class MutableFiles:
 
     async def look(self, cap: MutableCap, spoilt: Spoilt | None = None) -> tuple[Slot, ServerMap]:
         """
-        Find the version to read: ``found.choice().best``.
+        Find the version to read, which is ``found.choice().best`` of the result.
 
         Raises:
             NotEnoughSharesError: no version can be read.
@@ -330,14 +338,15 @@ class MutableFiles:
         Read a file, or a range of it.
 
         Args:
-            range_of: returns start and length of what is read, None: all from there on; called with each
-                version tried.
-            write: gets the plaintext, in order; ``ready`` returns whether it takes more.
+            range_of: called with each version tried; returns start and length of the range, length None: to
+                the end of the file.
+            write: gets the plaintext, in order.
+            ready: returns whether ``write`` takes more.
             reading: gets the ``Retrieve``; the caller fires its ``changed`` when ``ready`` changes.
 
         Raises:
             NotEnoughSharesError, RollbackError, CorruptionError: as ``look`` and ``Retrieve.read``.
-            UsageError: the range begins after the end.
+            UsageError: the range begins after the end of the file.
         """
         handed = 0
 
@@ -388,7 +397,7 @@ class MutableFiles:
 
     async def overwrite(self, cap: MutableCap, content: bytes) -> WriteResult:
         """
-        Replace the content, whatever it was.
+        Replace the content, without regard to the old content.
 
         Raises:
             UncoordinatedWriteError: another client wrote at the same time, and its version is the current
@@ -401,10 +410,11 @@ class MutableFiles:
 
     async def update(self, cap: MutableCap, offset: int, data: bytes) -> WriteResult:
         """
-        Overwrite bytes from an offset on, which is at most the file's size. Other bytes are unchanged.
+        Overwrite bytes from ``offset`` on; the offset is at most the file's size. Bytes outside the range
+        stay unchanged.
 
         Raises:
-            UsageError: the offset is past the end.
+            UsageError: the offset is past the end of the file.
         """
 
         async def change(slot: Slot) -> WriteResult:
@@ -428,16 +438,16 @@ class MutableFiles:
         redo: Redo | None = None,
     ) -> Deferred[WriteResult]:
         """
-        Apply an edit to the content, repeatedly if needed; fires when the current version contains it.
+        Apply an edit to the content, repeatedly if needed; fire when the current version contains the edit.
 
-        Edits that are requested at the same time are joined. Cancelling stops waiting, and withdraws the
-        edit if it was not applied yet.
+        Edits that are requested at the same time are written together. Cancelling stops waiting, and
+        withdraws the edit if it was not applied yet.
 
         Args:
-            edit: maps the old content to the new one; a pure function that may be called more than once,
-                also with content that it has changed before.
+            edit: maps the old content to the new one; a pure function that may be called more than once, even
+                with content that it has changed before.
             merge: merges the contents of two versions of equal rank.
-            redo: see ``Redo``; used if all joined edits have the same.
+            redo: see ``Redo``; used only if all edits that are written together have the same ``redo``.
         """
         if not (isinstance(cap, MutableCap) and cap.access == "write"):
             return fail(not_writable())
@@ -476,17 +486,16 @@ class MutableFiles:
         """
         Verify every share, and write the best version again unless the file is healthy.
 
-        A file on fewer servers than possible is also written again. Copying its shares would be possible,
-        but other clients that have cached the servers of the shares would not update the copies when they
-        write.
+        A file on fewer servers than possible is also written again. Its shares could be copied instead, but
+        other clients that have cached the servers of the shares would not update the copies when they write.
 
         Args:
-            force: repair even if that destroys a newer version that cannot be read, or another version
-                with the same number, or if a newer version was seen before; the present version becomes
-                the newest.
+            force: repair even if this destroys a newer version that cannot be read, or another version with
+                the same number, or if a newer version was seen before; the present version becomes the
+                newest.
 
         Raises:
-            CapError: the cap cannot write.
+            CapError: the cap does not grant writing.
             NotEnoughSharesError: no version can be read.
             UncoordinatedWriteError, RollbackError: see ``force``.
         """

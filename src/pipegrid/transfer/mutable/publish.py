@@ -1,4 +1,4 @@
-"""Publish one version: write its shares; the quorum, happiness and result of a write."""
+"""Publish one version: write its shares, and compute the quorum, happiness and result of the write."""
 
 from __future__ import annotations
 
@@ -28,32 +28,40 @@ from pipegrid.transfer.mutable.slot_client import Slot, quorum
 from pipegrid.transfer.peers import Peer, server_ids
 from pipegrid.wire.storage_messages import ShareChange
 
-# Writing the shares of one version: each to its server, if the server has exactly the shares that the
-# writer expects.
+# Writing the shares of one version: each to its server, if the server has exactly the shares that the writer
+# expects.
 #
-# One read-test-write per server contains all of its shares: they are written together or not at all. The
+# One read-test-write per server contains all of its shares: the server writes all of them or none. The
 # outcome follows from the responses alone:
 #
 # * written: the tests passed; or they failed because this very version is there, so that the request was
 #   carried out before its response was lost;
-# * conflict: another client's version is there, in place of an expected share or in addition; if the
-#   request was sent twice, that version may derive from this one;
+# * conflict: another client's version is there, in place of an expected share or in addition; if the request
+#   was sent twice, that version may derive from this one;
 # * failed: the server did not respond, or refused. Its shares go to other servers.
 #
-# **With a leader**, which writers use after a conflict: the server of one share is written first, and the
-# others only if it accepted. A writer whom the leader refuses has changed no other server; so one of many
-# writers succeeds, and versions do not destroy each other halfway.
+# **With a leader**, which writers use after a conflict: the leader is written first, and the other servers
+# only if the leader accepted. A writer whom the leader refuses has changed no other server; so one of many
+# writers succeeds, and no version is left half overwritten.
 #
 # Source: the format reference for mutable files, section 6.
 
 ExpectedHeads = dict[Peer, dict[int, bytes | None]]
-"""For each server and share number the first bytes that must be there; None: no share."""
+"""
+Maps a server and a share number to the first bytes that the share must have; None: the share must not exist.
+"""
 
 MAX_MESSAGE_BYTES = 64 << 20
-"""Share data in one request; a server that gets more shares of a large file gets several requests."""
+"""
+Maximum number of bytes of share data in one request; a server that gets more data of a large file gets
+several requests.
+"""
 
 JOINED_PIECES = 4
-"""A write of more pieces is joined into one: servers limit the number of writes in a request."""
+"""
+A write of more pieces than this is joined into one piece, since servers limit the number of pieces in a
+request.
+"""
 
 
 class PublishOutcome:
@@ -61,12 +69,12 @@ class PublishOutcome:
     The outcome of writing a version.
 
     Attributes:
-        placed: maps a share number to the servers that have it now.
+        placed: maps a share number to the servers that have the share now.
         refused: servers that had other shares than expected.
-        unclear: the refusing servers that got the request twice, and may have carried out the first.
-        surprises: servers that accepted the shares, but have others that were not known.
-        failed: servers that did not respond or refused, and why.
-        seen: for each server that responded, the first bytes of all its shares before the write.
+        unclear: those of ``refused`` that got the request twice, and may have carried out the first.
+        surprises: servers that accepted the shares, but have other shares that were not known.
+        failed: maps servers that did not respond, or responded with an error, to the error.
+        seen: maps each server that responded to the first bytes of all its shares before the write.
     """
 
     __slots__ = ("failed", "placed", "refused", "seen", "surprises", "unclear")
@@ -89,7 +97,7 @@ class PublishOutcome:
     @property
     def may_be_stored(self) -> bool:
         """Whether some server may have stored the version."""
-        # A server that did not respond may have stored it.
+        # A server that did not respond may have stored the version.
         return bool(self.placed or self.failed or self.unclear)
 
 
@@ -100,10 +108,10 @@ class Publish:
     Args:
         places: see ``servermap.place``.
         heads: the first bytes of each known share, including shares that are not written.
-        may_move: whether a share whose server fails may go to another server; only whole shares may.
-        read_bytes: bytes of each share to return in the responses.
-        is_new: whether no other client can have shares of the file; a server that claims to have some has
-            failed.
+        may_move: whether a share may go to another server if its server fails; only whole shares may.
+        read_bytes: number of bytes of each share to return in the responses.
+        is_new: whether the file is new, so that no other client can have shares of it; a server that claims
+            to have some has failed.
     """
 
     def __init__(
@@ -129,13 +137,13 @@ class Publish:
 
     async def run(self, leader: Peer | None = None) -> PublishOutcome:
         """
-        Write, and wait for the responses; stragglers are waited for until the grace is over.
+        Write, and wait for the responses; wait for stragglers at most until the grace is over.
 
         Args:
-            leader: is written first; if it refuses, no other server is written.
+            leader: the server that is written first; if it refuses, no other server is written.
         """
-        # A copy: while the leader is waited for, shares of failed servers move to others in ``_places``,
-        # and are sent at once; they must not be sent again.
+        # Use a copy of ``_places``: while the leader is awaited, shares of failed servers move to other
+        # servers in ``_places`` and are sent at once; they must not be sent again.
         first = {peer: dict(shares) for peer, shares in self._places.items()}
         try:
             if leader is not None and leader in first:
@@ -164,11 +172,11 @@ class Publish:
             await self._requests.wait(timeout_s)
 
     def _may_end(self) -> bool:
-        """Return whether the outcome is clear without the other responses: success, or a conflict."""
+        """Return whether the outcome, success or conflict, is clear without the outstanding responses."""
         if not self.outcome.is_clean:
             return True
         placed, version = self.outcome.placed, self._encoded.version
-        # So many shares that too few are left for another version.
+        # Enough shares for success: so few remain that no other version can be read.
         enough = max(version.required_shares, version.total_shares - version.required_shares + 1)
         if len(placed) < min(enough, len(self._encoded.writes)):
             return False
@@ -227,7 +235,7 @@ class Publish:
     def _is_surprised(
         self, peer: Peer, shares: Mapping[int, bytes | None], seen: Mapping[int, bytes]
     ) -> bool:
-        """Return whether a server has other shares that were not known."""
+        """Return whether a server has shares that were not known and not written."""
         expected = {n: head[:HEAD_BYTES] for n, head in self._heads.get(peer, {}).items()}
         return any(
             number not in shares and data[:HEAD_BYTES] not in (expected.get(number), self._head)
@@ -271,13 +279,13 @@ class WriteResult:
     A version that was written and is the current one.
 
     Attributes:
-        placed: by share number, its servers' nicknames.
-        placed_ids: the same, with ids.
+        placed: maps a share number to the nicknames of its servers.
+        placed_ids: maps a share number to the ids of its servers.
         attempts: number of writes.
-        reasons: why servers did not accept shares, by nickname.
-        written: False if the content was as wanted already.
+        reasons: maps a server's nickname to the reason why it did not accept shares.
+        written: False if the file already had this content.
         happiness: servers of happiness reached; 0 if nothing was written.
-        possible_happiness: that on all servers that did not fail.
+        possible_happiness: servers of happiness that can be reached with all servers that did not fail.
     """
 
     version: Version
@@ -318,7 +326,13 @@ def write_result(
 
 @attrs.frozen
 class CreateResult:
-    """A new mutable file: its write cap ``cap``, and the result of the write, ``written``."""
+    """
+    A new mutable file.
+
+    Attributes:
+        cap: its write cap.
+        written: the result of the first write.
+    """
 
     cap: MutableCap
     written: WriteResult
@@ -328,7 +342,9 @@ class CreateResult:
 
 
 def check_quorum(slot: Slot, found: ServerMap, version: Version) -> None:
-    """Raise UnhappyError if too few servers have responded for a write to be acknowledged."""
+    """
+    Raise UnhappyError if fewer servers have responded than must accept shares before a write is acknowledged.
+    """
     wanted = quorum(slot, version.total_shares)
     if found.answered < wanted:
         few = counted(found.answered, "server has", "servers have")

@@ -1,6 +1,6 @@
 """
-Reading a version whose shares are known: k shares are read in advance, in pieces, all requested at the
-same time.
+Reading a version whose shares are known: k shares are read in advance, in pieces, all requested at the same
+time.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from pipegrid.transfer.mutable.slot_client import Slot
 
 PIECE_BYTES = 4 << 20
 """
-Bytes of one read; larger gaps take several. While a long response arrives nothing is requested on its
-connection, and another connection costs two round trips; so for most files a share is one read.
+Maximum number of bytes in one read; a larger gap takes several reads. While a long response arrives, nothing
+else is requested on its connection, and another connection costs two round trips; so the limit is high enough
+that a share of most files is one read.
 """
 NEAR_BYTES = 1 << 10
-"""Gaps that are no further apart are one read: a request costs as much as this many bytes."""
+"""Gaps with at most this many bytes between them are one read: a request costs as much as this many bytes."""
 
 
 class Retrieve:
     """
     Reads bytes of one version.
 
-    The loop finds out what is missing of the segments in the window, requests it, decodes what can be
-    decoded, passes the plaintext on, and waits. A share that is damaged, or whose server fails, is
-    replaced by another copy or another share; if none is left, the error contains the number of good
-    ones.
+    The loop finds out which bytes of the segments in the window are missing, requests them, decodes what can
+    be decoded, passes the plaintext on, and waits. A share that is damaged, or whose server fails, is
+    replaced by another copy or another share; if none is left, the error contains the number of good shares.
 
-    A share that is written meanwhile looks damaged, since parts of it are of another version. So the
-    beginning of a share that looks damaged is read again. Only if it still has the version being read is
-    the share reported as damaged, also to its server.
+    A share that another client overwrites during the read looks damaged, since parts of it belong to another
+    version. So the beginning of a share that looks damaged is read again. The share is reported as damaged,
+    also to its server, only if it still has the version being read.
 
     Args:
         found: knows which servers have the version's shares.
-        ready: returns whether more plaintext may be passed on now; the caller fires ``changed`` when it
+        ready: returns whether more plaintext may be passed on now; the caller fires ``changed`` when this
             becomes true.
         write: gets plaintext, in order.
 
     Attributes:
         changed: the caller fires it when ``ready`` has changed.
-        servers: maps a share number to the name of the server from which it was read.
-        corrupt: what was wrong with shares that no client has written meanwhile.
+        servers: maps a share number to the name of the server from which the share was read.
+        corrupt: damage of shares that no client has overwritten meanwhile.
         spoilt: the damaged shares; see ``servermap.Spoilt``.
     """
 
@@ -98,7 +98,7 @@ class Retrieve:
         try:
             while segment < end_segment:
                 self._choose()
-                # Advance in large steps, so that requests are large.
+                # Advance the window in large steps, so that requests are large.
                 if ahead - segment <= window // 2:
                     ahead = min(segment + window, end_segment)
                 self._ask(segment, ahead)
@@ -123,7 +123,7 @@ class Retrieve:
             self._requests.cancel()
 
     async def _look_at_suspects(self) -> None:
-        """Wait a short time until it is known which suspect shares are damaged."""
+        """Wait until it is known which suspect shares are damaged, at most for the grace."""
         self._note_corrupt()
         clock = self._slot.clock
         end_s = clock.seconds() + self._slot.settings.grace_s
@@ -131,11 +131,11 @@ class Retrieve:
             await self._suspects.wait(end_s - clock.seconds())
 
     def _has_lost_shares(self) -> bool:
-        """Return whether shares turned out bad since the last call, so that others must be chosen."""
+        """Return whether chosen shares turned out bad, so that others must be chosen."""
         return len(self._reader.shares_in_use) < len(self._in_use) or bool(self._reader.lacking)
 
     def _choose(self) -> None:
-        """Choose k shares, replacing those that failed by the next best."""
+        """Choose shares until there are k; replace each share that failed by the next best one."""
         self._note_corrupt()
         for number in self._in_use.keys() - set(self._reader.shares_in_use):
             del self._in_use[number]
@@ -159,7 +159,7 @@ class Retrieve:
             self.servers[number] = copy.peer.name
 
     def _ask(self, first: int, end: int) -> None:
-        """Request the missing bytes of these segments that were not requested yet."""
+        """Request the bytes of these segments that are missing and were not requested yet."""
         for number, copy in list(self._in_use.items()):
             asked = self._asked[number]
             wanted = Spans()
@@ -186,7 +186,7 @@ class Retrieve:
                 self._reader.drop_share(copy.number)
 
     def _note_corrupt(self) -> None:
-        """Process the damage that the reader has found."""
+        """Record the new damage that the reader has found."""
         for error in self._reader.corrupt[self._reported_count :]:
             copy = self._in_use.get(-1 if error.share_number is None else error.share_number)
             if copy is None:
@@ -196,15 +196,18 @@ class Retrieve:
         self._reported_count = len(self._reader.corrupt)
 
     def _suspect(self, copy: Copy, error: CorruptionError) -> None:
-        """Record a share that looks damaged; whatever the reason, it is not used here."""
+        """
+        Record a share that looks damaged, and find out why; this ``Retrieve`` does not use it again in any
+        case.
+        """
         error.server = copy.peer.name
         self.spoilt[copy.peer.identity.server_id, copy.number, self._version] = error
         self._suspects.start(self._look_again(copy, error), copy.number)
 
     async def _look_again(self, copy: Copy, error: CorruptionError) -> None:
         """
-        Report a damaged share to its server, which may not know of the damage, unless the share has
-        changed meanwhile.
+        Report a damaged share to its server, which may not know of the damage, unless another client has
+        overwritten the share meanwhile.
         """
         if await self._slot.has_changed(copy.peer, copy.number, self._version):
             return
@@ -225,14 +228,14 @@ async def read_whole(
     Return all of a version's plaintext; see ``Retrieve.read``.
 
     Args:
-        on_damaged: called with the damaged shares, whether reading succeeds or fails.
+        on_damaged: called with the damaged shares when the read ends, with or without success.
     """
     pieces: list[Buffer] = []
     reader = Retrieve(slot, found, version, pieces.extend)
     try:
         await reader.read(0, version.size)
     except BaseException:
-        pieces.clear()  # as in ``VersionReader.release_all``
+        pieces.clear()  # free the memory, as ``VersionReader.release_all`` does
         raise
     finally:
         if on_damaged is not None:

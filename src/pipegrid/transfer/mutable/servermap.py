@@ -14,17 +14,18 @@ from pipegrid.reactor.deferreds import RequestSet
 from pipegrid.transfer.mutable.slot_client import Slot
 from pipegrid.transfer.peers import Peer
 
-# Which server has which version of a mutable file. Pure: servers' responses go in, conclusions come out.
+# Which server has which version of a mutable file. Pure: the caller passes servers' responses, and gets
+# conclusions.
 #
-# A later response of a server replaces its earlier one. A share whose version is not proven is ignored
-# when a version is chosen, but it is recorded: a writer must test for it, and overwrites it.
+# A later response of a server replaces its earlier one. A share whose version is not proven is ignored when a
+# version is chosen, but the share is recorded: a writer must test for it, and overwrites it.
 #
 # Source: the format reference for mutable files, sections 5 and 6; for trees, 7.1.
 
 HEAD_BYTES = 57
 """
-Bytes that a writer tests: the checkstring of SDMF. The checkstring of MDMF is shorter, and the bytes
-after it never change within a version.
+Number of bytes that a writer tests: the length of the checkstring of SDMF. The checkstring of MDMF is
+shorter, and the bytes after it never change within a version.
 """
 
 
@@ -33,9 +34,9 @@ class Copy(NamedTuple):
     One share on one server.
 
     Attributes:
-        head: the first 57 bytes of the share, or all of a shorter one.
+        head: the first 57 bytes of the share, or all of a shorter share.
         share: the parts received so far; None if the share is damaged or its version is not proven.
-        version: as proven by the signature, or None.
+        version: the version, if its signature is proven; otherwise None.
     """
 
     peer: Peer
@@ -47,8 +48,8 @@ class Copy(NamedTuple):
 
 Spoilt = Mapping[tuple[str, int, Version], CorruptionError]
 """
-Shares whose content does not match the version that they claim, each with what is wrong. The key is the
-server's id, the share number and the claimed version.
+Shares whose content does not match the version that they claim. Maps the server's id, the share number and
+the claimed version to the error that describes the damage.
 """
 
 
@@ -57,13 +58,14 @@ class ServerMap:
     What servers have responded about one file.
 
     Args:
-        spoilt: damaged shares to ignore while servers have them.
+        spoilt: known damaged shares; a share counts as damaged while its server still has the same version of
+            it.
 
     Attributes:
         book: the keys and versions that were proven.
         copies: the shares of each server that responded.
-        failed: servers that did not respond, and why.
-        corrupt: what is wrong with shares; each error names its server.
+        failed: maps servers that did not respond to the error.
+        corrupt: errors that describe damaged shares; each error names its server.
         spoilt_versions: the versions that damaged shares claim.
     """
 
@@ -104,7 +106,7 @@ class ServerMap:
         return Copy(peer, number, head, share if version is not None else None, version)
 
     def without(self, spoilt: Collection[Copy]) -> ServerMap:
-        """Return a copy of this map in which the shares ``spoilt`` have no version."""
+        """Return a copy of this map in which the versions of the shares ``spoilt`` are unknown."""
         other = ServerMap(self.book)
         other.failed, other.corrupt = self.failed, self.corrupt
         other.copies = {
@@ -122,7 +124,10 @@ class ServerMap:
         return len(self.copies)
 
     def holders(self, version: Version) -> dict[int, list[Copy]]:
-        """Return the copies of a version's shares, by share number, in the order of the responses."""
+        """
+        Return the copies of a version's shares: a dict from share number to copies in the order of the
+        responses.
+        """
         found: dict[int, list[Copy]] = {}
         for copies in self.copies.values():
             for copy in copies.values():
@@ -154,8 +159,8 @@ def is_settled(found: ServerMap, wanted_responses: int, least: tuple[int, bytes]
     Return whether a reader may use the best version without asking further servers.
 
     Args:
-        wanted_responses: number of servers that must have responded, so that the fastest servers cannot
-            cause an old version to be used.
+        wanted_responses: number of servers that must have responded, so that a few fast servers cannot make
+            the reader use an old version.
         least: sequence number and root hash of the newest version seen before.
     """
     best = found.choice().best
@@ -168,8 +173,8 @@ def is_settled(found: ServerMap, wanted_responses: int, least: tuple[int, bytes]
 
 def is_whole(found: ServerMap, servers: int) -> bool:
     """
-    Return whether there is only one version and all its shares are known, on as many servers as can have
-    them.
+    Return whether there is only one version, all its shares are known, and they are on as many different
+    servers as possible: all servers of the grid, or one for each share.
 
     Args:
         servers: number of servers of the grid.
@@ -192,17 +197,18 @@ def place(
     """
     Decide which servers get the shares of a new version.
 
-    Every existing share is overwritten in its place, whatever its version. Missing shares go to the
-    servers with the fewest shares, in the order of the ring.
+    Every existing share is overwritten where it is, whatever its version. Missing shares go to the servers
+    with the fewest shares, in the order of the ring.
 
     Args:
         heads: first bytes of the existing shares, for all servers that responded.
         order: all servers, in the order of the file's ring.
         unusable: servers that failed.
-        widely: whether to put existing shares on further servers, if that raises happiness.
+        widely: whether to put copies of existing shares on further servers, if that raises happiness.
 
     Returns:
-        For each server and share number the first bytes that the server must have now; None: no share.
+        Maps a server and a share number to the first bytes that the share has now; None: the share does not
+            exist there.
     """
     places: dict[Peer, dict[int, bytes | None]] = {}
     placed: set[int] = set()
@@ -234,7 +240,9 @@ def server_for_share(
     order: Sequence[Peer],
     unusable: set[Peer],
 ) -> Peer | None:
-    """Return the server that should get one more share: of those with the fewest, the first in the ring."""
+    """
+    Return the server that should get one more share: the first in the ring of those with the fewest shares.
+    """
     able = [
         peer
         for peer in order
@@ -253,13 +261,13 @@ def is_from_the_future(head: bytes) -> bool:
 
 # Queries to servers about a mutable file: which servers are asked, how many, and when to stop.
 #
-# The first servers of the ring, where writers put shares, are asked at the same time: as many as the file
-# has shares, and k more for a writer. If needed, further servers are asked in batches that double. When
-# everything else is settled, servers that lag are waited for until the grace is over. The query ends when
-# a reader may use the result (``is_settled``), or when all queried servers have responded.
+# The first servers of the ring, where writers put shares, are asked at the same time: as many as the file has
+# shares, and k more for a writer. If needed, further servers are asked in batches that double. When
+# everything else is settled, the query waits for servers that lag only until the grace is over. The query
+# ends when a reader may use the result (``is_settled``), or when all queried servers have responded.
 
 Hints = dict[Peer, tuple[int, ...]]
-"""Which shares servers had when they were last asked."""
+"""Maps a server to the share numbers that it had when it was last asked."""
 
 
 class ServermapUpdate:
@@ -268,10 +276,10 @@ class ServermapUpdate:
 
     Args:
         read_bytes: number of bytes to read from the beginning of each share.
-        hints: servers that are asked first, together with those of the ring.
+        hints: servers that are asked first, together with the first servers of the ring.
         usual: k and n of a file whose version is not known yet.
-        opens_key: whether to decrypt the signing key, which takes milliseconds, as soon as a share with
-            it has arrived, while other responses are outstanding.
+        opens_key: whether to decrypt the signing key, which takes milliseconds, as soon as a share that
+            contains it has arrived, while other responses are outstanding.
         spoilt: damaged shares that earlier queries have found.
     """
 
@@ -297,14 +305,14 @@ class ServermapUpdate:
 
     async def for_reader(self, least: tuple[int, bytes]) -> ServerMap:
         """
-        Ask until there is a version to read, or no server is left.
+        Ask servers until there is a version to read, or no server is left to ask.
 
         Args:
             least: sequence number and root hash of the newest version seen before.
         """
         k, n = self._usual
-        # Of a version that was acknowledged by ``happy`` of n servers, at least k of this many servers
-        # have a share.
+        # If ``happy`` of the n servers have acknowledged a version, any ``wanted`` of the n servers include
+        # at least k that have a share of it.
         wanted = min(max(2 * k, n - min(self._slot.settings.happy, n) + k), n)
         return await self._ask(n, least, lambda: is_settled(self.found, wanted, least))
 
@@ -312,11 +320,11 @@ class ServermapUpdate:
         """
         Ask servers that may have shares, until all shares are known or all servers have responded.
 
-        If the known shares are on fewer servers than possible, other servers may have copies, too. A
-        writer that does not know of these would leave them with the old version.
+        If the known shares are on fewer servers than possible, other servers may have copies, too. A writer
+        that does not know of these copies would leave the old version in them.
 
         Args:
-            quorum: number of servers to wait for, however slow they are.
+            quorum: number of servers to wait for, no matter how slow they are.
         """
         k, n = self._usual
         return await self._ask(
@@ -330,7 +338,7 @@ class ServermapUpdate:
         )
 
     async def everyone(self, quorum: int = 0) -> ServerMap:
-        """Ask all servers, and wait for all except stragglers; see ``for_writer``."""
+        """Ask all servers, and wait for all except stragglers. ``quorum``: see ``for_writer``."""
         return await self._ask(len(self._left), (0, b""), lambda: False, quorum)
 
     async def _ask(
@@ -387,12 +395,15 @@ class ServermapUpdate:
     def _open_key(self, peer: Peer) -> None:
         for copy in self.found.copies[peer].values():
             if copy.share is not None:
-                # a caller that needs the key asks for it again, and raises the error
+                # a caller that needs the key decrypts it again, and raises the error
                 with suppress(CorruptionError):
                     self.found.book.open_signing_key(copy.share)
 
     def _expected(self, peer: Peer) -> frozenset[int]:
-        """Return which shares a server has if writers have used the usual placement."""
+        """
+        Return the numbers of the shares that a server probably has: those it had last, or else those of the
+        usual placement.
+        """
         if peer in self._hints:
             return frozenset(self._hints[peer])
         place = self._slot.peers.index(peer)

@@ -1,4 +1,6 @@
-"""One mutable file on the servers of a grid, and the requests to each server with its own secrets."""
+"""
+One mutable file on the servers of a grid, and the requests to each server with the secrets for that server.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,15 @@ T = TypeVar("T")
 
 ATTEMPTS = 2
 """
-A change whose connection was lost is sent once more; the response shows whether the first was carried
-out.
+Maximum number of times that a change is sent: again once if its connection was lost; the response shows
+whether the first request was carried out.
 """
 
 SLOWEST_BYTES_PER_S = 8000
 """
-Transfer rate of a link that is still waited for. Transports notice by themselves when nothing moves, but
-a response arrives as a whole: it arrives later the more data is in flight, which is not the server's
-fault.
+Slowest transfer rate at which a response is still awaited. Transports notice by themselves when no bytes
+move, but a response is reported only when it is complete: the more data is in flight, the later this happens,
+which is not the server's fault.
 """
 
 
@@ -40,17 +42,17 @@ class Slot:
     """
     One mutable file, its servers, and what its operations share.
 
-    With a write cap it is queried by read-test-write, which lists and reads all shares of a server in one
-    request. Without one, the protocol may require share numbers, and these are guessed.
+    With a write cap the file is queried by read-test-write, which lists and reads all shares of a server in
+    one request. With any other cap, the protocol may require share numbers, and these are guessed.
 
     Args:
-        means: what all transfers of the grid use; of its servers, those that it has now are used.
+        means: what all transfers of the grid use; the slot uses the servers that ``means`` has now.
 
     Attributes:
-        peers: in the order of the file's ring.
-        shortfall: counts writes that reach fewer servers than wanted; None: they are not counted.
-        wrong_enabler: servers that know the file's shares under another write enabler, so that they can
-            only be read; each with its error.
+        peers: the servers, in the order of the file's ring.
+        shortfall: counts writes that reach fewer servers than wanted; None: such writes are not counted.
+        wrong_enabler: maps servers that have the file's shares under another write enabler to the error; on
+            these the shares can only be read.
     """
 
     def __init__(self, means: TransferContext, cap: MutableCap, settings: MutableSettings) -> None:
@@ -107,7 +109,10 @@ class Slot:
     async def change(
         self, peer: Peer, changes: Mapping[int, ShareChange], read_bytes: int
     ) -> SlotResult:
-        """Test and write; the response contains the beginning of every share as it was before."""
+        """
+        Test shares and write them; the result contains the beginning of every share as it was before the
+        write.
+        """
         size = sum(len(data) for change in changes.values() for _, data in change.writes)
         for attempt in range(ATTEMPTS):
             call = peer.server.read_test_write(
@@ -123,18 +128,19 @@ class Slot:
 
     async def read(self, peer: Peer, number: int, offset: int, length: int) -> bytes:
         """
-        Return ``length`` bytes of one share, fewer past its end; raises ``NoSuchShare`` if there is none.
+        Return ``length`` bytes of one share, or fewer at the end of the share. Raises ``NoSuchShare`` if the
+        share does not exist.
         """
         call = peer.server.read_slot_share(self.storage_index, number, offset, length)
         return await self._answer(peer, call, length)
 
     async def has_changed(self, peer: Peer, number: int, version: Version) -> bool:
         """
-        Return whether a share of this version has another version now, or is gone.
+        Return whether a share that had this version has another version now, or is gone.
 
-        If so, what was read of it before may be a mix of both versions and proves no damage. Versions
-        never come back, so if the share still has this version, everything read before had it, too. If
-        the server does not respond, the result is False.
+        If so, the bytes that were read earlier may be a mix of both versions and prove no damage. A version
+        that was replaced never returns, so if the share still has this version, all earlier reads got this
+        version, too. If the server does not respond, the result is False.
         """
         head = version.signed_prefix
         try:
@@ -146,7 +152,7 @@ class Slot:
         return now != head
 
     async def add_lease(self, peer: Peer) -> None:
-        """Add or renew this client's lease."""
+        """Add or renew this client's lease on the file, on one server."""
         await self._answer(peer, peer.server.add_slot_lease(self.storage_index, self.lease(peer)))
 
     async def advise_corrupt(self, peer: Peer, number: int, reason: str) -> None:
@@ -167,7 +173,7 @@ class Slot:
         finally:
             del self._pending[watch]
             for other in self._pending:
-                other.progress()  # the link was busy with this call
+                other.progress()  # this call was using the link
 
     def _transfer_s(self) -> float:
         return sum(self._pending.values()) / SLOWEST_BYTES_PER_S
@@ -175,7 +181,7 @@ class Slot:
 
 def quorum(slot: Slot, total_shares: int) -> int:
     """
-    Return how many servers must accept shares of a version, and so must respond to the query before the
+    Return how many servers must accept shares of a version; as many must respond to the query before the
     write.
     """
     takers = sum(peer.takes_uploads for peer in slot.peers)

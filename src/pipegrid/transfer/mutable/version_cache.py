@@ -34,29 +34,30 @@ from pipegrid.transfer.mutable.servermap import HEAD_BYTES, Hints, ServerMap
 from pipegrid.transfer.mutable.slot_client import Slot
 from pipegrid.transfer.peers import Peer, server_ids
 
-# What is cached of a mutable file: the newest version seen, the servers of its shares, and the key to
-# write it.
+# What is cached of a mutable file: the newest version seen, the servers of its shares, and the key to write
+# it.
 #
-# With a cached version a writer needs one round trip, and an older version that is offered later is
-# recognized as older (rollback). No other party relies on the cache: a server tests the checkstring.
+# With a cached version a writer needs one round trip, and an older version that servers offer later is
+# recognized as older (rollback). Nothing else depends on the cache, since a server tests the checkstring.
 #
-# There is one file for each mutable file, in a directory next to the client's other caches, with mode
-# 0600: JSON of one or two kilobytes, with a hash of it. The private key in it is encrypted with the write
-# key, as in every share, so a reader without a cap learns storage indexes and sequence numbers, which
-# servers know as well. At most ``MAX_FILES`` are kept; beyond that the least recently used are removed. A
-# file that is damaged or missing costs a round trip, and the knowledge of the newest version.
+# Each mutable file has one cache file, in a directory next to the client's other caches, with mode 0600: JSON
+# of one or two kilobytes, which includes a hash of its content. The private key in the JSON is encrypted with
+# the write key, as in every share, so a reader without a cap learns storage indexes and sequence numbers,
+# which servers know as well. At most ``MAX_FILES`` cache files are kept; if there are more, the least
+# recently used are removed. If a cache file is damaged or missing, the next write costs one more round trip,
+# and the newest version seen is not known.
 #
-# **Several processes** replace each other's files as a whole. A lower sequence number never replaces a
-# higher one, except in a race of microseconds, and then only the hint is lost. Before each use a process
-# checks the file's time stamp, and reads the file again if another process has replaced it: so a rollback
-# below a version that any of them has seen is detected by all.
+# **Several processes** replace each other's cache files as a whole. A lower sequence number never replaces a
+# higher one, except in a race of microseconds, and then only a hint is lost. Before each use a process checks
+# the time stamp of the cache file, and reads the file again if another process has replaced it: so every
+# process detects a rollback below a version that any of the processes has seen.
 
 MAX_FILES = 10_000
 MAX_IN_MEMORY = 1000
 MAX_BEGUN = 8
 """
-Versions of one file whose write was begun and not confirmed; this many are distinguished from other
-clients' versions.
+Maximum number of versions of one file, whose write was begun and not confirmed, that are distinguished from
+other clients' versions.
 """
 MAX_CONTENT_BYTES = 8 << 20
 """
@@ -70,7 +71,7 @@ _MAX_SERVERS = 256
 _FORMAT = 1
 
 _Stamp = tuple[int, int, int]
-"""Inode, time and size of a cache file."""
+"""Inode, time of last change and size of a cache file."""
 
 
 class CachedVersion:
@@ -78,18 +79,18 @@ class CachedVersion:
     What is cached of one mutable file.
 
     Attributes:
-        sequence_number, root_hash: of the newest version that was read or written.
+        sequence_number, root_hash: the newest version that was read or written.
         version: the version of all shares in ``copies``; None if it is not known.
-        copies: maps a server id to the share numbers that it had last.
+        copies: maps a server id to the share numbers that the server had last.
         encrypted_key: the private key as in shares; b"" if it was not seen.
         signing_key: the decrypted private key; in this process only.
-        content: of ``version``; in this process only.
-        begun: versions whose write was begun and not confirmed, because it failed or was cancelled. A
-            writer that finds one of them has no conflict with another client. In this process only.
-        begun_number: the highest sequence number of any write that was begun, also by a process that was
+        content: the content of ``version``; in this process only.
+        begun: versions whose write was begun and not confirmed, because it failed or was cancelled. A writer
+            that finds such a version has no conflict with another client. In this process only.
+        begun_number: the highest sequence number of any write that was begun, even by a process that was
             killed.
-        contended_s: when the last conflict with other writers was, by the clock of the process; None:
-            never.
+        contended_s: time of the last conflict with other writers, by the clock of the process; None: no
+            conflict yet.
     """
 
     def __init__(
@@ -114,11 +115,11 @@ class CachedVersion:
 
     @property
     def newest(self) -> tuple[int, bytes]:
-        """Sequence number and root hash, with which an older version is compared."""
+        """Sequence number and root hash of the newest version seen; used to detect a rollback."""
         return self.sequence_number, self.root_hash
 
     def holders(self, peers: Iterable[Peer]) -> Hints:
-        """Return those of these servers that had shares, each with their numbers."""
+        """Return those of these servers that had shares, each with its share numbers."""
         by_id = {peer.identity.server_id: peer for peer in peers}
         held = self.copies.items()
         return {by_id[server]: numbers for server, numbers in held if server in by_id}
@@ -136,8 +137,8 @@ class CachedVersion:
 
     def stored(self, version: Version) -> None:
         """
-        Record a version that was written to enough servers, with a number above all begun versions that
-        were found.
+        Record a version that was written to enough servers; earlier writes are no longer uncertain, unless
+        their number is at least as high.
         """
         self.saw(version)
         self.begun = tuple(
@@ -162,7 +163,7 @@ class CachedVersion:
             self.encrypted_key = stored.encrypted_key or self.encrypted_key
 
     def forget_version(self) -> None:
-        """Forget the current version, but not the servers of its shares nor the newest version seen."""
+        """Forget the current version; keep the servers of its shares and the newest version seen."""
         self.version = None
         self.content = None
 
@@ -172,7 +173,7 @@ class VersionCache:
     The cached versions of all mutable files.
 
     Args:
-        directory: where the files are; None: cache in this process only.
+        directory: the directory of the cache files; None: cache in this process only.
     """
 
     def __init__(self, directory: Path | None = None) -> None:
@@ -182,15 +183,15 @@ class VersionCache:
         self._writes = 0
 
     def of(self, storage_index: bytes) -> CachedVersion:
-        """Return what is cached of a file; it may be empty."""
+        """Return what is cached of a file; empty if nothing is."""
         known = self._files.get(storage_index)
-        # taken before reading, so that a later change is read next time
+        # take the stamp before reading, so that a change during the read is noticed next time
         stamp = self._stamp(storage_index)
         if known is None:
             known = self._files[storage_index] = self._load(storage_index)
             if known.sequence_number and self._directory is not None:
                 with suppress(OSError):
-                    # mark the file as recently used, even if it never changes
+                    # mark the cache file as recently used, even if its content never changes
                     os.utime(self._path(storage_index))
             while len(self._files) > MAX_IN_MEMORY:
                 self._stamps.pop(self._files.popitem(last=False)[0], None)
@@ -203,15 +204,16 @@ class VersionCache:
 
     def begin(self, storage_index: bytes, known: CachedVersion, version: Version) -> None:
         """
-        Record, also on disk, that a version is about to be written, in case the process is killed
-        meanwhile.
+        Record that a version is about to be written; also on disk, in case the process is killed during the
+        write.
         """
         known.begin(version)
         self.save(storage_index, known)
 
     def save(self, storage_index: bytes, known: CachedVersion) -> None:
         """
-        Write the cached version to disk; errors are ignored, since it is still cached in this process.
+        Write the cached version to disk; errors are ignored, since the version is still cached in this
+        process.
         """
         self._bound_contents()
         if self._directory is None:
@@ -240,8 +242,8 @@ class VersionCache:
 
     def _stamp(self, storage_index: bytes) -> _Stamp | None:
         """
-        Return the stamp of a cache file, which changes when a process replaces it; None: there is no
-        file.
+        Return the stamp of a cache file, which changes when a process replaces the file; None: the file does
+        not exist.
         """
         if self._directory is None:
             return None
@@ -260,7 +262,7 @@ class VersionCache:
             return CachedVersion()
 
     def _remove_old(self) -> None:
-        """Remove the least recently used files if there are too many."""
+        """Remove the least recently used cache files if there are more than ``MAX_FILES``."""
         assert self._directory is not None
         with os.scandir(self._directory) as entries:
             files = [entry.path for entry in entries if is_file(entry)]
@@ -273,7 +275,7 @@ class VersionCache:
 
 
 def pack(known: CachedVersion) -> bytes:
-    """Return the content of a cache file; if there are too many shares, their servers are left out."""
+    """Return the content of a cache file; if there are too many shares, leave out which servers have them."""
     copies = {server: list(numbers) for server, numbers in known.copies.items()}
     version = "" if known.version is None else known.version.signed_prefix.hex()
     if sum(map(len, copies.values())) > _MAX_COPIES or len(copies) > _MAX_SERVERS:
@@ -292,7 +294,7 @@ def pack(known: CachedVersion) -> bytes:
 
 def unpack(data: bytes) -> CachedVersion:
     """
-    Return the cached version in a file's content.
+    Return the cached version that the content of a cache file describes.
 
     Raises:
         ValueError: the content is damaged.
@@ -302,7 +304,9 @@ def unpack(data: bytes) -> CachedVersion:
         raise ValueError("not what is remembered of a mutable file")
     content = {name: value for name, value in document.items() if name != "hash"}
     if document.get("hash", "") not in ("", _hash(content)):
-        raise ValueError("its bytes have changed")  # a wrong number would look like a rollback
+        raise ValueError(
+            "its bytes have changed"
+        )  # a sequence number too high would look like a rollback
     number = _sequence_number(document.get("sequence-number"))
     begun = _sequence_number(document.get("begun", 0))
     copies = document.get("copies")
@@ -339,11 +343,11 @@ def _bytes_from_hex(document: Mapping[str, object], name: str) -> bytes:
     return bytes.fromhex(str(document.get(name, "")))
 
 
-# The base of a change of a mutable file, and what is cached of it and of the written version.
+# The base of a change of a mutable file; caching bases and written versions.
 
 
 class Base(NamedTuple):
-    """What the next version is made from, and where the shares are."""
+    """The version and content from which the next version is made, and the servers of its shares."""
 
     version: Version
     content: bytes | None
@@ -362,8 +366,8 @@ def remember_read(
     """
     Cache a version that was read.
 
-    Call this only if content of the version was read. If its shares exist but cannot be read, the version
-    before it counts; caching the unreadable version would make that look like a rollback.
+    Call this only if content of the version was read. If its shares exist but cannot be read, the previous
+    version counts; if the unreadable version were cached, the previous version would look like a rollback.
     """
     known = files.of(storage_index)
     if (version.sequence_number, version.root_hash) <= known.newest:
@@ -385,14 +389,14 @@ def _by_server(placed: Mapping[int, Iterable[Peer]]) -> dict[str, tuple[int, ...
 
 
 def remember_base(files: VersionCache, slot: Slot, base: Base) -> None:
-    """Cache the base of a change, if it is the only version and all its shares are known."""
+    """Cache the base of a change, if no other version was found and all its shares are known."""
     known = files.of(slot.storage_index)
     head = base.version.signed_prefix[:HEAD_BYTES]
     heads = [(number, each) for shares in base.heads.values() for number, each in shares.items()]
     numbers = {number for number, each in heads if each[:HEAD_BYTES] == head}
     if len(numbers) < base.version.total_shares or any(e[:HEAD_BYTES] != head for _, e in heads):
         return
-    if slot.wrong_enabler:  # their shares cannot be overwritten, so they must be found each time
+    if slot.wrong_enabler:  # shares there cannot be overwritten, so each change must find them
         return
     known.saw(base.version)
     known.begun_number = 0
@@ -417,10 +421,10 @@ def remember(
     heads: Mapping[Peer, Mapping[int, bytes]],
 ) -> None:
     """
-    Cache a version that was written; if it reached too few servers, forget the version.
+    Cache a version that was written; if it reached too few servers, forget the current version.
 
     Raises:
-        UnhappyError: it reached too few.
+        UnhappyError: the written version reached too few servers.
     """
     known = files.of(slot.storage_index)
     version = encoded.version
@@ -448,17 +452,17 @@ def remember(
 
 # Content that a caller has stored, checked against the cached version.
 #
-# The newest version of a file is cached on disk (``VersionCache``), its content is not: a caller may
-# store it. With both, a change needs one round trip. The caller's content is not trusted: encoded again
-# with the version's salt, it must have the version's root hash.
+# The newest version of a file is cached on disk (``VersionCache``), but not its content, which a caller may
+# store. With both, a change needs one round trip. The caller's content is not trusted: when it is encoded
+# again with the version's salt, the result must have the version's root hash.
 
 
 async def recall(files: VersionCache, cap: MutableCap, content: bytes, workers: CpuWorkers) -> bool:
     """
-    Use this as the content of the newest version seen, if it matches; return whether the content is known
-    now.
+    Use ``content`` as the content of the newest version seen, if it matches; return whether that version's
+    content is known now.
 
-    This works for SDMF only, whose version contains its salt; the salts of MDMF are on the servers.
+    This works for SDMF only, where the version contains its salt; the salts of MDMF are on the servers.
 
     Args:
         cap: a write cap.

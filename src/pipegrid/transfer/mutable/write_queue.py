@@ -1,5 +1,6 @@
 """
-The writes of one process to one mutable file: one after another; edits that wait are written together.
+Queues for the writes of one process to mutable files: one write to a file at a time; edits that wait are
+written together.
 """
 
 from __future__ import annotations
@@ -25,10 +26,13 @@ from pipegrid.transfer.mutable.publish import WriteResult
 T = TypeVar("T")
 
 MAX_JOINED = 100_000
-"""Limit of waiting edits of one file; a caller that exceeds it does not wait for its edits."""
+"""Maximum number of waiting edits of one file; only a caller that does not wait for its edits exceeds it."""
 
 MAX_PARSED_BYTES = 32 << 20
-"""Memory of all contents that are kept as parsed, so that the next change of them need not parse them."""
+"""
+Maximum memory of all parsed contents that are kept, so that the next change of these files need not parse
+them.
+"""
 
 Merge = Callable[[Sequence[bytes]], bytes]
 
@@ -40,7 +44,7 @@ class StepwiseEdit(ABC):
     """
 
     def __call__(self, old: bytes) -> bytes:
-        """Return the new content if no other edit is joined."""
+        """Return the new content, if this edit is applied alone."""
         return self.close(self.step(self.open(old)))
 
     @abstractmethod
@@ -56,17 +60,20 @@ class StepwiseEdit(ABC):
         """Return the parsed content, with all edits applied, as bytes."""
 
     def memory_bytes(self, opened: Any) -> int:
-        """Return about how much memory parsed content takes; 0: it is not worth to be kept."""
+        """
+        Return about how many bytes of memory parsed content takes; 0: parsed content is not worth keeping.
+        """
         return 0
 
     def may_be_stored(self) -> None:  # noqa: B027
         """
-        Called when the edited content may be stored: the edit may be applied to content that contains it.
+        Be notified that the edited content may be stored, so that this edit may be applied to content that
+        already contains it.
         """
 
 
 class _Parsed(NamedTuple):
-    """Content, and what ``edit.open`` would make of it."""
+    """Content, and the result of ``edit.open`` for this content."""
 
     data: bytes
     edit: StepwiseEdit
@@ -75,19 +82,19 @@ class _Parsed(NamedTuple):
 
 
 class _ParsedContents:
-    """What was written last, as parsed; the contents that were used last, up to ``MAX_PARSED_BYTES``."""
+    """The parsed contents of the files that were written most recently, up to ``MAX_PARSED_BYTES``."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[bytes, _Parsed] = OrderedDict()
         self._used_bytes = 0
 
     def of(self, index: bytes, data: bytes) -> _Parsed | None:
-        """Return what is kept of a file with this content."""
+        """Return the parsed content of a file, if it is kept and is that of ``data``; otherwise None."""
         found = self._kept.get(index)
         return found if found is not None and found.data == data else None
 
     def keep(self, index: bytes, parsed: _Parsed | None) -> None:
-        """Keep the content of a file instead of what was kept of it."""
+        """Keep the parsed content of a file, in place of any earlier content of that file."""
         before = self._kept.pop(index, None)
         self._used_bytes -= 0 if before is None else before.memory_bytes
         if parsed is None or not 0 < parsed.memory_bytes <= MAX_PARSED_BYTES:
@@ -100,11 +107,10 @@ class _ParsedContents:
 
 class _Content:
     """
-    Content to which joined edits are applied one after another, as bytes or as parsed by a
-    ``StepwiseEdit``.
+    Content to which joined edits are applied one after another, as bytes or as parsed by a ``StepwiseEdit``.
 
     Args:
-        parsed: the same content as parsed, if that is known.
+        parsed: the same content in parsed form, if it is known.
 
     Attributes:
         is_changed: whether an edit has changed anything.
@@ -137,7 +143,7 @@ class _Content:
         return self._opened[1]
 
     def fails(self, edit: ContentEdit) -> bool:
-        """Return whether an edit would fail, without applying it."""
+        """Return whether an edit would fail on this content, without applying it."""
         try:
             if isinstance(edit, StepwiseEdit):
                 edit.step(self._open(edit))
@@ -157,7 +163,7 @@ class _Content:
 
     @property
     def parsed(self) -> _Parsed | None:
-        """The content as parsed; None if it is known as bytes alone."""
+        """The content in parsed form; None if only its bytes are known."""
         if self._opened is None:
             return None
         edit, opened = self._opened
@@ -165,11 +171,11 @@ class _Content:
 
 
 MakesChanges = Callable[[MutableCap, ContentEdit, ModifyOptions], Modification]
-"""Returns the ``Modification`` that applies joined edits to one file."""
+"""A function that returns the ``Modification`` which applies an edit to the file of a cap."""
 
 
 class _WriteQueue:
-    """The writes of this process to one file, one after another."""
+    """The waiting and running writes of this process to one file, one after another."""
 
     __slots__ = ("lock", "merge", "runs", "waiting")
 
@@ -182,8 +188,8 @@ class _WriteQueue:
 
 class _Tries:
     """
-    Records which of the joined edits took effect in an attempt whose outcome is uncertain, and which of
-    these other clients' versions may contain.
+    Records which of the joined edits took effect in attempts whose outcome is uncertain, and which of these
+    edits other clients' versions may contain.
     """
 
     def __init__(self) -> None:
@@ -191,7 +197,10 @@ class _Tries:
         self._passed_on: deque[set[int]] = deque(maxlen=REMEMBERED_TRIES)
 
     def begin(self, unsure: int) -> None:
-        """Begin to apply the edits again; ``unsure`` is the number of uncertain writes so far."""
+        """
+        Begin another attempt to apply the edits. ``unsure``: the number of uncertain writes so far; if it has
+        grown, the last attempt may be stored.
+        """
         last, self._last = self._last, None
         if last is not None and unsure > last[0]:
             _, base, made = last
@@ -205,23 +214,22 @@ class _Tries:
         self._last = unsure, base, made
 
     def is_passed_on(self, index: int) -> bool:
-        """Return whether an edit that fails now may be stored, with later edits on top of it."""
+        """Return whether an edit that fails now may be stored already, hidden by later edits."""
         return any(index in each for each in self._passed_on)
 
 
 def _passed_on(base: bytes, made: dict[int, ContentEdit]) -> set[int]:
     """
-    Return the edits that fail on the content with all edits, but not on the content right after
-    themselves.
+    Return the edits that fail after all edits were applied, but would not fail if applied twice in a row.
 
-    An edit that fails right after itself, such as a rotation of names, proves nothing about the edits
-    after it.
+    An edit that fails when applied twice in a row, such as a rotation of names, proves nothing about the
+    edits after it.
     """
     if len(made) < 2:
         return set()
     content, found = _Content(base), set[int]()
     for index, edit in made.items():
-        with suppress(Exception):  # an edit need not do the same again
+        with suppress(Exception):  # an edit may fail this time
             content.apply(edit)
             if not content.fails(edit):
                 found.add(index)
@@ -232,15 +240,15 @@ class WriteQueues:
     """
     The writes of this process to all its files.
 
-    A process has its own writes to one file wait for each other, so that it never conflicts with itself.
+    The writes of one process to one file wait for each other, so that a process never conflicts with itself.
 
     Edits that arrive while their file is being written wait, and are then applied one after another and
-    written together: a thousand links into a directory are a few versions. An edit that raises fails for
-    its caller only, once the others have been written without it. If these cannot be stored, and the edit
-    failed on content that included their changes, it gets their error instead. If an edit was applied in
-    an earlier, uncertain attempt, it may fail because that version was stored. It then counts as
-    successful if it also fails on all of that version and does not fail right after itself: another edit
-    of that version has hidden its change.
+    written together: a thousand links into a directory take a few versions. If an edit raises, only its
+    caller gets the error, once the other edits have been written without it. If these other edits cannot be
+    stored, and the edit failed on content that included their changes, its caller gets their error instead.
+    If an edit was applied in an earlier attempt with an uncertain outcome, it may fail because that attempt's
+    version was stored. Such an edit counts as successful if it also fails on that whole version but does not
+    fail directly after itself: this means that another edit of that version has hidden its change.
 
     Args:
         change: returns the modification of a file.
@@ -284,9 +292,7 @@ class WriteQueues:
 
     async def _run_queue(self, cap: MutableCap, queue: _WriteQueue) -> None:
         try:
-            await deferLater(
-                self._clock, 0
-            )  # edits requested in this turn of the reactor are one change
+            await deferLater(self._clock, 0)  # edits requested in this reactor turn are one change
             while queue.waiting:
                 await self.in_turn(cap.storage_index, lambda: self._apply_waiting(cap, queue))
         finally:
@@ -306,8 +312,8 @@ class WriteQueues:
 
         def edit_all(old: bytes) -> bytes:
             if change.unsure:
-                # The others may have been written without the failed edits, which must not be applied
-                # after them.
+                # The other edits may have been written without the failed edits, so the failed edits must not
+                # be applied after them.
                 final.update(failures)
             failures.clear()
             failures.update(final)
@@ -316,7 +322,7 @@ class WriteQueues:
             parsed = self._parsed.of(cap.storage_index, old)
             content, made = _Content(old, parsed), dict[int, ContentEdit]()
             for index, (edit, _, waiting) in enumerate(joined):
-                if waiting.called or index in final:  # its caller no longer waits
+                if waiting.called or index in final:  # its caller no longer waits, or it has failed
                     continue
                 try:
                     content.apply(edit)
@@ -350,7 +356,7 @@ class WriteQueues:
             result.raiseException()  # the edits that wait are cancelled, too
 
     async def in_turn(self, index: bytes, write: Callable[[], Awaitable[T]]) -> T:
-        """Write to the file of a storage index after this process's other writes to it have ended."""
+        """Call ``write`` for a file once this process's other writes to that file have ended."""
         queue = self._queues.setdefault(index, _WriteQueue())
         await queue.lock.acquire()
         try:

@@ -1,4 +1,4 @@
-"""Allocation of shares on servers, and servers that refuse a share."""
+"""Requests for space on servers, and servers that refuse a share."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class AllocationResponse(NamedTuple):
     The response of one server to one allocation request.
 
     Attributes:
-        numbers: the shares that were requested.
-        sent_before: shares that this upload had begun to send to the same server earlier.
+        numbers: numbers of the shares that were requested.
+        sent_before: numbers of the shares that this upload had requested from the same server earlier.
     """
 
     peer: Peer
@@ -43,8 +43,8 @@ class Allocations:
 
     Args:
         shares: the shares of the file.
-        changed: called when a response is not as hoped, when most servers have responded, and when all
-            have.
+        changed: called when a server does not allocate all requested shares, when most servers have
+            responded, and when all have.
     """
 
     def __init__(self, shares: ShareSet, changed: Callable[[], None]) -> None:
@@ -97,7 +97,7 @@ class Allocations:
             and not result.already_have
             and share_numbers <= result.allocated
         )
-        # the time until most have responded decides how long the put waits for the others
+        # the time until most servers have responded decides how long the put waits for the rest
         most = len(self._asked) // 2 + 1
         if not (as_hoped and self._unanswered) or self._answered_count == most:
             self._changed()
@@ -112,14 +112,14 @@ class Allocations:
             question.cancel()
 
 
-# Servers that refused a share without a reason: they are full, read-only, or busy with an upload of the
+# Servers that refused a share without a reason: they are full, read-only, or busy with another upload of the
 # same share.
 #
-# A server without space leaves a share out of its response to the allocation, and responds to the writes
-# that it knows no such upload. It responds the same if another client's upload of that share ended
-# between the allocation and the writes. While other servers take the shares of a full server, the reason
-# does not matter. So a server is asked only when happiness cannot be reached without it: for its list of
-# shares, which includes those of other clients, and for its space.
+# A server without space leaves a share out of its response to the allocation, and responds to the writes that
+# it knows no such upload. A server responds the same if another client's upload of that share ended between
+# the allocation and the writes. While other servers take the refused shares, the reason does not matter. So a
+# server is asked for the reason only when happiness cannot be reached without it: for its list of shares,
+# which includes shares of other clients, and for its space.
 
 T = TypeVar("T")
 
@@ -134,8 +134,8 @@ class Refusals:
         full: is notified of servers without space.
 
     Attributes:
-        contended: whether another client seems to be storing the same file, by the servers' responses.
-        explained: maps a server's nickname to why it refuses.
+        contended: whether the servers' responses suggest that another client is storing the same file.
+        explained: maps a server's nickname to the reason why it refuses.
     """
 
     def __init__(
@@ -153,14 +153,19 @@ class Refusals:
         self._known_full = full
         self._shares: dict[Peer, set[int]] = {}
         self._full: set[Peer] = set()
-        self._over_quota: set[Peer] = set()  # whose reason says more than their free space
+        self._over_quota: set[Peer] = (
+            set()
+        )  # quota refusals: their message says more than the free space
         self._asked: set[Peer] = set()
         self._questions: set[Deferred[Any]] = set()
         self._lists: list[tuple[Peer, frozenset[int]]] = []
         self._bug: Failure | None = None
 
     def note(self, peer: Peer, share_number: int, error: ServerError | None) -> None:
-        """Record that a server refused this share; ``NoSpace`` gives the reason but not the free space."""
+        """
+        Record that a server refused this share. An error of type ``NoSpace`` gives the reason, but not how
+        much space is free.
+        """
         self._shares.setdefault(peer, set()).add(share_number)
         if isinstance(error, NoSpace):
             self._full.add(peer)
@@ -171,7 +176,7 @@ class Refusals:
             self.explained.setdefault(peer.name, failure_messages.not_reported(peer.name))
 
     def ask(self) -> bool:
-        """Ask the servers that were not asked yet; return whether a response is outstanding."""
+        """Ask the refusing servers that were not asked yet; return whether a response is outstanding."""
         for peer in [peer for peer in self._shares if peer not in self._asked]:
             self._asked.add(peer)
             self._question(peer.server.version(), self._received_version, peer)
@@ -180,8 +185,9 @@ class Refusals:
 
     def _leased_list(self, peer: Peer) -> Deferred[frozenset[int]]:
         """
-        Return the list of a server's shares after adding a lease: another client that has stored one may
-        release its own. So none count where it has no space for the lease: those that have one were reported.
+        Add a lease to a server's shares of the file, then return the list of these shares: without this
+        client's lease, a share could vanish when the client that stored it releases its own lease. If the
+        server has no space for the lease, return an empty list.
         """
         server, index = peer.server, self._of_file.storage_index
 

@@ -1,6 +1,6 @@
 """
-Whether a client's files are where the client would put them, as earlier puts have found, and what a put
-does about it.
+Whether earlier puts of a client found shares on unexpected servers, and whether a put therefore asks servers
+before it sends.
 
 The decisions are pure: the caller reports responses and the ends of puts.
 """
@@ -21,18 +21,20 @@ Number of consecutive puts that must find no share on an unexpected server befor
 
 SMALL_BYTES = 64 << 10
 """
-For shares up to this size servers are asked first, if that is needed at all. Of larger shares all but the
-last byte is sent while the put waits for responses.
+Shares up to this size are sent only after servers were asked, if asking is needed at all. Of a larger share
+all but the last byte is sent while the put waits for responses.
 """
 
 SLOW = 2.0
-"""A put does not wait for a server that takes this many times as long as most servers took."""
+"""
+A put stops waiting for the remaining responses after this many times the time that most servers took to
+respond.
+"""
 
 GRACES = 5.0
 """
-A put that must know where shares are waits this many times the grace for most servers to respond: servers
-that are busy, or still connecting, are not stragglers. With a wait of only one grace such a put stored
-everything twice.
+A put that must know where shares are waits at most this many times the grace: servers that are busy, or still
+connecting, are not stragglers. With a wait of only one grace such a put stored every share twice.
 """
 
 
@@ -52,20 +54,20 @@ def ask_first(text: str) -> AskFirst:
 
 class PlacementHistory:
     """
-    What all puts of a client have found.
+    Whether recent puts of a client have found shares on unexpected servers.
 
-    A put sends share i to the i-th server of the ring before any server has responded. Shares that
-    another program has stored, or that were stored before the grid grew, may be on other servers; then
-    each share that is completed is a superfluous copy. Two measures prevent such copies:
+    A put sends share i to the i-th server of the ring before any server has responded. If another program has
+    stored the shares, or the grid has grown since they were stored, they may be on other servers; then each
+    share that the put completes is a superfluous copy. Two measures prevent such copies:
 
-    * The last byte of a share waits for the responses (``FinalByteHold``), if sending the share takes
-      longer than the responses.
-    * Puts of small files ask first, and send a round trip later. They do so while one of the last
+    * The last byte of a share waits for the responses (``FinalByteHold``), if sending the share takes longer
+      than the responses.
+    * Puts of small files ask first, and send one round trip later. They do so while one of the last
       ``REMEMBERED`` puts has found a share on an unexpected server.
 
     Args:
-        left: how many more puts ask first, as an earlier process has stored it.
-        changed: called with the new value of ``left``, so that it can be stored.
+        left: how many more puts ask first; the value that an earlier process has stored.
+        changed: called with the new value of ``left``, so that the caller can store it.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class PlacementHistory:
 
     @property
     def must_ask(self) -> bool:
-        """Whether puts must know where shares are before any share is complete, whatever that costs."""
+        """Whether puts must know where shares are before any share is complete, even if this delays them."""
         return self.policy == "always" or (self.policy == "auto" and self._left > 0)
 
     def asks_first(self, share_bytes: int) -> bool:
@@ -95,15 +97,18 @@ class PlacementHistory:
         Return whether the last byte of a share waits for the outstanding responses.
 
         Args:
-            exceeds_window: whether the share is larger than the window, so that responses must come
-                before it can be complete anyway.
+            exceeds_window: whether the share is larger than the window, so that servers must respond anyway
+                before it can be complete.
         """
         if self.policy == "never" or share_bytes <= SMALL_BYTES:
             return False
         return self.must_ask or exceeds_window
 
     def ended(self, found_misplaced: bool) -> None:
-        """Record that a put has succeeded."""
+        """
+        Record that a put has succeeded. ``found_misplaced``: whether it found a share on an unexpected
+        server.
+        """
         left = REMEMBERED if found_misplaced else max(0, self._left - 1)
         if left != self._left:
             self._left = left
@@ -112,13 +117,14 @@ class PlacementHistory:
 
 class FinalByteHold:
     """
-    How long the last bytes of one put's shares wait for responses.
+    Decides how long the last bytes of one put's shares wait for responses.
 
     Args:
         asked: number of servers that were asked at the beginning.
         grace_s: longest wait for a server that is much slower than most.
-        must_know: whether the put must know where shares are, whatever that costs. Otherwise it waits only
-            for servers that are not much slower than most, and for at most the grace.
+        must_know: whether the put must know where shares are, even if this takes several times the grace.
+            Otherwise the put waits at most the grace, and only for servers that are not much slower than
+            most.
     """
 
     def __init__(self, asked: int, began_s: float, grace_s: float, must_know: bool) -> None:
@@ -139,5 +145,5 @@ class FinalByteHold:
             self._ends_s = min(self._ends_s, ends_s)
 
     def left_s(self, now_s: float) -> float:
-        """Return how much longer to wait for outstanding responses, in seconds; 0 or less: no longer."""
+        """Return how many more seconds to wait for outstanding responses; 0 or less: wait no longer."""
         return self._ends_s - now_s

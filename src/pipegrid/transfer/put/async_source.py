@@ -26,7 +26,7 @@ from pipegrid.transfer.put.copied_source import SourceCopy
 from pipegrid.transfer.put.source import Source
 
 _AHEAD_BYTES = 1 << 20
-"""Bytes that may have arrived and are not written yet, before the producer is paused."""
+"""Maximum number of bytes that have arrived but are not written yet; above this the producer is paused."""
 
 
 def is_streamed(given: object) -> bool:
@@ -45,9 +45,9 @@ async def copy_streamed(
     Copy the bytes of an async iterator, an ``IBodyProducer`` or an ``IResponse``.
 
     Raises:
-        SourceError: the source failed, gave something else than bytes or another number of bytes than
-            announced, or there is no space.
-        UsageError: it has more than ``most_bytes``.
+        SourceError: the source failed, gave something other than bytes, gave another number of bytes than
+            announced, or there is no space for the copy.
+        UsageError: the source has more than ``most_bytes``.
     """
     name, pieces = _pieces_of(given, clock)
     copy = SourceCopy(name, most_bytes)
@@ -89,7 +89,7 @@ class _Arrived:
         self._wakeup = Wakeup(clock)
         self._pieces: deque[bytes] = deque()
         self._held_bytes = 0
-        self._outcome: Failure | bool = False  # True: everything has arrived
+        self._outcome: Failure | bool = False  # True: all has arrived
         self.pause: Callable[[], object] = lambda: None
         self.resume: Callable[[], object] = lambda: None
         self._paused = False
@@ -100,7 +100,7 @@ class _Arrived:
         return self._outcome is not False
 
     def registerProducer(self, producer: object, streaming: bool) -> None:
-        """Do nothing: the body producer itself is paused."""
+        """Do nothing: this object pauses the body producer itself."""
 
     def unregisterProducer(self) -> None:
         """Do nothing: ``_produced`` notices the end."""
@@ -165,14 +165,14 @@ class _Receiver(Protocol):
         self._arrived.resume = lambda: self._call_transport("resumeProducing")
 
     def _call_transport(self, method: str) -> None:
-        # Transports of stubs and caches, whose bodies are in memory, may lack these methods.
+        # The transport of a test double or cache, whose body is in memory, may lack these methods.
         getattr(self.transport, method, lambda: None)()
 
     def dataReceived(self, data: bytes) -> None:
         self._arrived.write(data)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        # This also imports TLS, which any caller with a response has loaded already.
+        # This import also loads TLS, which any program that has a response has loaded already.
         from twisted.web.client import ResponseDone
 
         self._arrived.end(True if reason.check(ResponseDone) else reason)

@@ -1,4 +1,4 @@
-"""What all puts of one client share, such as the full servers that earlier puts have found."""
+"""State that all puts of one client share, such as the full servers that earlier puts have found."""
 
 from __future__ import annotations
 
@@ -18,29 +18,35 @@ from pipegrid.transfer.put.file_key import KeyedFile
 from pipegrid.transfer.settings import UploadSettings
 from pipegrid.transfer.time_limits import CallTimeout
 
-# A server without space reports it only when it is sent shares and then asked why it refused them. If too
-# few other servers are left, every put would find that out again, at the cost of its bytes and three
-# requests per server. So the refusal is remembered for ``FULL_S``, for shares of that size or larger:
-# space may return when a lease ends, and a server that refuses a large share may accept a smaller one.
-# After that time one put tries the server again; until its outcome is known, other puts use the previous
-# result.
+# Full servers: a server without space reports this only when it was sent shares and is then asked why it
+# refused them. If too few other servers are left, every put would find this out again, at the cost of its
+# bytes and three requests per server. So the refusal is remembered for ``FULL_S`` seconds, for shares of the
+# refused size or larger: space may become free when a lease ends, and a server that refuses a large share may
+# accept a smaller one. After that time one put tries the server again; until its outcome is known, other puts
+# use the previous result.
 #
-# A put that cannot reach happiness without full servers only asks these for their lists of shares, since
-# existing shares count. It fails if that does not suffice.
+# A put that cannot reach happiness without full servers first asks these only for their lists of shares,
+# since existing shares count. If the existing shares do not suffice, the put fails.
 
 FULL_S = 5.0
-"""A wasted put every 5 s costs little, and returned space is found soon."""
+"""
+How many seconds a refusal is remembered. One put every 5 s that fails costs little, and free space is found
+soon.
+"""
 
 
 ASK_S = 5.0
 """
-Time limit for a response. If it passes, the put sends shares as if no server were known to be full, or
-fails with the reasons known so far.
+Time limit for a response, in seconds. When it has passed, the put sends shares as if no server were known to
+be full, or fails with the reasons known so far.
 """
 
 
 class _Full(NamedTuple):
-    """A server that takes no shares of ``share_bytes`` or more until ``until_s`` by the clock, and why."""
+    """
+    Until ``until_s`` by the clock, the server takes no shares of ``share_bytes`` or more; ``reason`` says
+    why.
+    """
 
     share_bytes: int
     until_s: float
@@ -57,7 +63,7 @@ class FullServers:
         return f"<FullServers: {len(self._full)}>"
 
     def refused(self, peer: Peer, share_bytes: int, reason: str, now_s: float) -> None:
-        """Record that a server has no space for a share of this size; ``reason`` is its message."""
+        """Record that a server has no space for a share of this size; ``reason`` is the server's message."""
         before = self._full.get(peer)
         if before is not None:
             share_bytes = min(share_bytes, before.share_bytes)
@@ -71,9 +77,9 @@ class FullServers:
 
     def among(self, peers: Iterable[Peer], share_bytes: int, now_s: float) -> dict[Peer, str]:
         """
-        Return the servers that will not take a share of this size, with their reasons.
+        Return the servers that probably refuse a share of this size, with their reasons.
 
-        Servers that were not tried for ``FULL_S`` are left out, so that the caller tries them again.
+        Servers that no put has tried for ``FULL_S`` are left out, so that the caller tries them again.
         """
         if not self._full:
             return {}
@@ -90,10 +96,10 @@ class FullServers:
 
     async def check(self, means: TransferContext, file: KeyedFile) -> None:
         """
-        Refuse a file that cannot be stored because servers are full.
+        Raise if a file cannot be stored because servers are full.
 
         Raises:
-            UnhappyError: too few other servers are left.
+            UnhappyError: too few servers are not full.
         """
         if not self._full:
             return
@@ -120,7 +126,7 @@ class FullServers:
 async def _homes(
     clock: IReactorTime, servers: Collection[Peer], storage_index: bytes
 ) -> dict[int, set[Peer]] | None:
-    """Return the servers that list each share; None if a server does not respond."""
+    """Return the servers that have each share, from their lists; None if some server does not respond."""
 
     async def ask(peer: Peer) -> frozenset[int] | None:
         try:
@@ -147,9 +153,9 @@ class PutContext(NamedTuple):
     Attributes:
         grid: what all transfers share: servers, clock, workers, secrets.
         settings: how long to wait for stragglers and silent servers.
-        history: whether shares have been found on servers where no put would place them.
+        history: whether puts have found shares on unexpected servers.
         full: servers without space.
-        overdue: notifies small files that take too long.
+        overdue: notifies uploads of small files that take too long.
         say: gets a sentence that the user should know in addition to the result.
     """
 

@@ -1,5 +1,5 @@
 """
-Copying plaintext that can be read only once, from a pipe or another file object, since a put reads it
+Copy plaintext that can be read only once, from a pipe or another file object, since a put reads its source
 twice.
 """
 
@@ -34,10 +34,9 @@ _READ_BYTES = 1 << 20
 
 class SourceCopy:
     """
-    A copy of the bytes received so far. ``add`` may be called in any thread, but not by two at the same
-    time.
+    A copy of the bytes received so far. ``add`` may be called in any thread, but not in two at the same time.
 
-    A copy up to ``_IN_MEMORY_BYTES`` is in memory; a larger one is in a temporary file without a name.
+    A copy up to ``_IN_MEMORY_BYTES`` is in memory; a larger copy is in a temporary file without a name.
     """
 
     def __init__(self, name: str, most_bytes: int | None) -> None:
@@ -50,7 +49,7 @@ class SourceCopy:
 
     @property
     def in_memory(self) -> bool:
-        """Whether no file has been needed so far."""
+        """Whether the copy is still in memory."""
         return self._spool is None
 
     def add(self, piece: Any) -> None:
@@ -84,7 +83,7 @@ class SourceCopy:
     def _spooled(self) -> BinaryIO:
         if self._spool is None:
             self._spool = open_spool(self._name)
-            if self._dropped:  # ``drop`` was called while the file was opened
+            if self._dropped:  # ``drop`` was called while the spool was opened
                 self._spool.close()
             for piece in self._head:
                 self._spool.write(piece)
@@ -102,7 +101,7 @@ class SourceCopy:
         return FileSource(self._spool, self._name, owned=True)
 
     def drop(self) -> None:
-        """Free the space. May be called from any thread."""
+        """Free the memory or the file. May be called in any thread."""
         self._dropped = True
         if self._spool is not None:
             with suppress(OSError):  # closing flushes the buffer again, and fails again
@@ -111,12 +110,12 @@ class SourceCopy:
 
 def copy_file(call: BlockingCall, unread: UncopiedSource, most_bytes: int | None = None) -> Source:
     """
-    Copy the bytes of a file object from its position to its end. For ``run_blocking``, whose thread may
-    wait for another program; cancelling the put ends the wait.
+    Copy the bytes of a file object from its position to its end. Call this by ``run_blocking``: the thread
+    may wait for another program, and cancelling the put ends the wait.
 
     Raises:
-        SourceError: the file cannot be read, or there is no space.
-        UsageError: it has more than ``most_bytes``.
+        SourceError: the file cannot be read, or there is no space for the copy.
+        UsageError: the file has more than ``most_bytes``.
     """
     file, name = unread.file, unread.name
     copy = SourceCopy(name, most_bytes)
@@ -128,7 +127,7 @@ def copy_file(call: BlockingCall, unread: UncopiedSource, most_bytes: int | None
         return copy.finish()
     except BaseException as error:
         copy.drop()
-        call.check()  # if the call was cancelled, raise that reason: it is not an error of the file
+        call.check()  # if the call was cancelled, raise CancelledError in place of this error
         if isinstance(error, (TypeError, ValueError)):
             raise SourceError(
                 f"cannot read {name}: {error}; give a path, bytes or a file opened in binary mode"
@@ -145,7 +144,7 @@ def _pieces_of(call: BlockingCall, file: BinaryIO, name: str) -> Iterator[bytes]
         while data := next_piece(file, name):
             yield data
         return
-    # A descriptor of our own: after a cancelled put the caller may close the file and open another.
+    # Use a separate descriptor: after a cancelled put the caller may close the file and open another one.
     own = os.dup(fd)
     try:
         yield _buffered(file)
@@ -153,7 +152,7 @@ def _pieces_of(call: BlockingCall, file: BinaryIO, name: str) -> Iterator[bytes]
             call.wait_readable(own)
             try:
                 data = os.read(own, _READ_BYTES)
-            except BlockingIOError:  # another reader took the bytes
+            except BlockingIOError:  # another process took the bytes
                 continue
             if not data:
                 return
@@ -166,8 +165,7 @@ def _pieces_of(call: BlockingCall, file: BinaryIO, name: str) -> Iterator[bytes]
 
 def _pollable_descriptor(file: BinaryIO) -> int | None:
     """
-    Return the descriptor of a pipe, socket, terminal or device that a file object reads directly; else
-    None.
+    Return the descriptor of a pipe, socket, terminal or device that a file object reads directly; else None.
     """
     raw: object = file.raw if type(file) is io.BufferedReader else file
     if type(raw) is not io.FileIO or not raw.readable():

@@ -19,21 +19,24 @@ from pipegrid.transfer.put.share_tracker import ActiveShares
 from pipegrid.transfer.put.share_upload import ShareUpload
 from pipegrid.transfer.put.source import Source
 
-# Segments are encoded in advance, on all worker threads at the same time.
+# Encoding segments in advance, on all worker threads at the same time.
 #
 # Segments are encrypted strictly in order, since cipher and flat hash continue through the whole file.
 # Reading, erasure coding and hashing, which are five sixths of the work, run in parallel for several
-# segments. One job does all steps for one segment: jobs start in order, and each waits in its thread
-# until the previous job has finished encrypting. (If encryption were a separate job, the reactor would
-# have to pass each segment on. It is busy with the traffic of ten servers, so a core would be idle
-# meanwhile: a put of 100 MB to servers on the same machine took a sixth longer.) The sender takes
-# finished segments in order. At most ``depth`` segments exist between reader and sender.
+# segments. One job does all steps for one segment: jobs start in order, and each job waits in its thread
+# until the previous job has finished encrypting. (If encryption were a separate job, the reactor would have
+# to pass each segment on. While the reactor is busy with the traffic of ten servers, a core would be idle: a
+# put of 100 MB to servers on the same machine took a sixth longer.) The sender takes finished segments in
+# order. At most ``depth`` segments exist between reader and sender.
 
 _CODING_WEIGHT = 8
 """Encoding a segment processes about eight times its bytes."""
 
 DEPTH = 3
-"""Segments between reader and sender: two being encoded on two cores, and one that is finished or next."""
+"""
+Maximum number of segments between reader and sender: two being encoded on two cores, and one that is finished
+or next.
+"""
 
 
 class EncodeAhead:
@@ -41,7 +44,7 @@ class EncodeAhead:
     Encodes the segments of one source in advance, and returns them in order.
 
     Args:
-        depth: number of segments that may be read and not yet taken, at least 1.
+        depth: maximum number of segments that were read but not taken yet; at least 1.
     """
 
     def __init__(
@@ -54,8 +57,8 @@ class EncodeAhead:
         self._started = 0
         self._turns = _Turns()
         self._coded: deque[Deferred[CodedSegment]] = deque()
-        # All jobs have the weight of a full segment: the last one may be tiny, but must not run on the
-        # reactor while earlier ones are in threads.
+        # All jobs have the weight of a full segment: the last segment may be tiny, but must not be encoded on
+        # the reactor while earlier segments are encoded in threads.
         self._weight_bytes = _CODING_WEIGHT * encoder.geometry.segment_length(0)
 
     async def take(self) -> CodedSegment:
@@ -111,7 +114,7 @@ class _Turns:
     @contextmanager
     def turn(self, number: int) -> Iterator[None]:
         """
-        Wait until all lower numbers have had their turns, then take this one.
+        Wait until all lower numbers have had their turns, then enter the turn of this number.
 
         Raises:
             CancelledError: this number will have no turn.
@@ -137,12 +140,12 @@ class _Turns:
             self._changed.notify_all()
 
 
-# Encoded segments go to the share uploads that are open; segments that a share upload has missed are
-# encoded again.
+# Sending encoded segments to the share uploads that are open, and encoding again the segments that a share
+# upload has missed.
 #
-# Every segment is sent once, in order. A share upload that was opened late, or lost a connection, gets
-# the segments that it missed after the last one. They are encoded again from the source; nothing is kept
-# for it.
+# Every segment is sent once, in order. A share upload that was opened late, or lost a connection, gets the
+# segments that it missed after the last segment. These segments are encoded again from the source; no segment
+# is kept for this purpose.
 
 WaitForSpace = Callable[[], Coroutine[Any, Any, None]]
 
@@ -152,7 +155,7 @@ class Segments:
     The segments of one upload.
 
     Attributes:
-        gone_by: number of segments that were sent to the share uploads open at that time.
+        gone_by: number of segments that were sent already, each to the share uploads that were open then.
     """
 
     def __init__(self, file: KeyedFile, means: TransferContext, uploads: ActiveShares) -> None:
@@ -174,7 +177,7 @@ class Segments:
 
     async def send_blocks(self, wait_for_space: WaitForSpace) -> None:
         """
-        Send the blocks of every segment to the share uploads that are open at that time.
+        Send the blocks of each segment to the share uploads that are open when it is sent.
 
         Args:
             wait_for_space: awaited before each segment; may raise to end the upload.
@@ -186,26 +189,30 @@ class Segments:
             self.gone_by = index + 1
 
     async def send_trailers(self) -> None:
-        """Send the hashes after the blocks; this determines the file's cap."""
+        """Send the trailers: the hashes that follow the blocks. The trailers determine the file's cap."""
         trees = 32 * self._file.geometry.num_segments * self._file.geometry.total_shares
         writes = await self._workers.run_if_large(16 * trees, self._encoder.finish)
         _send(writes, None, self._uploads.open)
 
     async def send_missed(self, late: Sequence[ShareUpload], wait_for_space: WaitForSpace) -> None:
-        """Encode again, and send, the segments that late share uploads have missed or lost."""
+        """
+        Encode again, and send, the segments that late share uploads have missed or lost; then send the
+        trailers.
+        """
         geometry = self._file.geometry
         assert self.gone_by == geometry.num_segments
         missed = [upload.resume.missed for upload in late if upload.resume.missed]
         first = min((each.start for each in missed), default=0)
         for index in range(first, max((each.stop for each in missed), default=0)):
             await wait_for_space()
-            # A share upload that now needs an earlier segment has just lost it; the next call sends it.
+            # If a share upload needs an earlier segment now, it has only just lost that segment; the next
+            # call sends it.
             joining = [upload for upload in late if upload.needs_segment(index)]
             if joining:
                 shares = {upload.share_number for upload in joining}
                 size = 8 * geometry.segment_length(index)
                 writes = await self._workers.run_if_large(size, self._recode, index, shares)
-                # Meanwhile a share upload may have lost more.
+                # While the segment was encoded, a share upload may have lost more.
                 _send(writes, index, [upload for upload in joining if upload.needs_segment(index)])
         for upload in late:
             if upload.resume.missed or not upload.is_open:

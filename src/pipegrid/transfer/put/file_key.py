@@ -1,4 +1,4 @@
-"""The key of a file, convergent or random, and the note of a random key."""
+"""The key of a file, convergent or random, and the note that keeps a random key for a resumed put."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipegrid.transfer.put.source import Source
 from pipegrid.transfer.results import Progress
 from pipegrid.wire.storage_messages import LeaseSecrets, UploadSecrets
 
-# What is the same for all shares of one file.
+# Data that is the same for all shares of one file.
 
 
 class ShareSet(NamedTuple):
@@ -30,9 +30,9 @@ class ShareSet(NamedTuple):
     What the shares of a file have in common.
 
     Attributes:
-        storage_index: 16 bytes; names the shares on servers, and decides the ring.
+        storage_index: 16 bytes; names the shares on servers, and determines the order of the ring.
         share_bytes: the length of each share.
-        secrets: from which the secrets for each server derive.
+        secrets: the file's secrets, from which the secrets for each server derive.
     """
 
     storage_index: bytes
@@ -60,13 +60,13 @@ class ShareTarget(NamedTuple):
     secrets: UploadSecrets
 
 
-# A file and its key, which decide what its shares are and which servers get them.
+# A file and its key; the key determines the content of the shares and the servers that get them.
 #
-# A convergent key is computed in a first reading of the file. The reading runs in a worker, in slices, so
-# that cancellation takes effect soon and several files share the workers fairly.
+# A convergent key is computed in a first reading of the file. The reading runs in worker threads, in slices,
+# so that cancellation takes effect soon and several files share the threads fairly.
 
 _SLICE_BYTES = 8 << 20
-_READ_BYTES = 1 << 18  # stays in a core's cache between reading and hashing
+_READ_BYTES = 1 << 18  # fits into a core's cache between reading and hashing
 
 
 class KeyedFile(NamedTuple):
@@ -74,10 +74,10 @@ class KeyedFile(NamedTuple):
     A file that is put, with its key.
 
     Attributes:
-        source: its plaintext.
+        source: the plaintext of the file.
         geometry: how the file is cut into segments and shares.
         happy: the servers of happiness that a stored file must reach.
-        secret: from which the key derives together with the content; None: the key is random.
+        secret: the secret that, together with the content, determines the key; None: the key is random.
         key: 16 bytes.
         shares: the file's shares.
     """
@@ -105,7 +105,7 @@ class KeyedFile(NamedTuple):
         """
         if self.source.check_unchanged() or self.secret is None:
             return
-        # The time stamps prove nothing, so compare the content.
+        # The time stamps do not prove that the source is unchanged, so compare the content.
         if self.key != await _convergent_key(self.source, self.geometry, self.secret, means):
             raise SourceError(
                 f"{self.name} changed while it was read; nothing was stored, try again when no "
@@ -125,8 +125,8 @@ async def with_key(
     Return the file with its key; equal plaintext, parameters and secret give equal keys.
 
     Args:
-        secret: None: use a random key, which no other put shares.
-        hashing: called with the bytes that were read, and the total.
+        secret: the secret of a convergent key; None: use a random key, which no other put has.
+        hashing: called with the number of bytes that were read, and the total.
     """
     if secret is None:
         key = os.urandom(KEY_BYTES)
@@ -162,33 +162,34 @@ def _hash_slice(source: Source, hasher: TaggedHasher, start: int, length: int) -
 
 # Notes of the secrets of puts with random keys, so that an interrupted put can be resumed.
 #
-# A repeated put finds the shares that it has sent only if it uses the same key. A convergent key derives
-# from the content; a random one would be lost with its process. So its secret is noted before anything is
-# sent, in a file of mode 0600 in the client's own directory, and the next put of the same file uses it.
-# When a put is done its note is removed.
+# A repeated put finds the shares that it has sent only if it uses the same key. A convergent key derives from
+# the content; a random key would be lost with its process. So the secret of the key is noted before anything
+# is sent, in a file of mode 0600 in the client's own directory, and the next put of the same file uses that
+# secret. When a put is done its note is removed.
 #
 # **Which file is the same.** A note's name is a hash of the file's absolute path, device, inode, size and
 # time of last change, and of the encoding parameters. The note contains nothing else about the file.
 #
 # **The note does not contain the key**, but 32 random bytes in place of the convergence secret: the key
 # derives from these *and the content*. So one key never encrypts two contents, even if the file changes
-# without a new time stamp. A key alone would expose both contents to anyone who compares the ciphertexts.
-# The cost is one reading of the file, the same as for a convergent key.
+# without a new time stamp. Otherwise anyone who compares the two ciphertexts could learn about both contents.
+# The cost is one more reading of the file, the same as for a convergent key.
 #
-# **What a note reveals.** A reader of the note with the file's content can derive its key and cap, and
-# so prove that it was stored. Without the content the note reveals nothing. The client's own user and
-# root can read it; they can also read the client's secrets, and usually the file. If they guess path,
-# size and time, the note's name shows that a put of such a file was begun and not finished. A note is
-# removed but not overwritten: the disk may keep its bytes, like those of the file. Servers see nothing of
-# it: the key is as random as any other.
+# **What a note reveals.** A reader who has the note and the file's content can derive the file's key and cap,
+# and so prove that the file was stored. Without the content the note reveals nothing. The client's own user
+# and root can read the note; they can also read the client's secrets, and usually the file. If they guess
+# path, size and time, the note's name shows that a put of such a file was begun and not finished. A note is
+# removed but not overwritten: the disk may keep its bytes, like the bytes of the file. Servers learn nothing
+# from notes: the key is as random as any other.
 #
-# **Bounds.** Only files of more than one segment have notes: a smaller file is one message to each
-# server, so there is nothing to resume. The next put, of any file, removes notes that were not used for a
-# week, since servers keep unfinished shares no longer, and the oldest of more than ``MAX_NOTES``.
+# **Bounds.** Only files of more than one segment have notes: a smaller file is one message to each server, so
+# there is nothing to resume. The next put, of any file, removes notes that were not used for a week, since
+# servers do not keep unfinished shares longer. If there are more than ``MAX_NOTES``, it removes the oldest
+# ones, too.
 #
-# **Several processes.** A note is locked while its put runs. A put that finds it locked uses a new key
-# and no note: two puts at the same time have two caps. The kernel releases the lock when the process
-# ends. A put continues if its note cannot be written; a damaged note is renamed. Both are reported.
+# **Several processes.** A note is locked while its put runs. A put that finds the note locked uses a new key
+# and no note: two puts at the same time have two caps. The kernel releases the lock when the process ends. A
+# put continues even if its note cannot be written; a damaged note is renamed. Both cases are reported.
 
 MAX_NOTES = 100
 MAX_AGE_S = 7 * 24 * 3600.0
@@ -198,7 +199,9 @@ _MAGIC = "pipegrid unfinished put 1"
 _MAX_BYTES = 1000
 _ASIDE = ".damaged"
 _TRIES = 4
-"""A put that ends may remove a note while another process opens it."""
+"""
+Maximum number of attempts to open a note: a put that ends may remove the note while another process opens it.
+"""
 
 
 class KeyNote:
@@ -232,12 +235,12 @@ class KeyNote:
 
 class KeyNotes:
     """
-    The notes in one directory. All methods block and are meant for a worker thread.
+    The notes in one directory. All methods block, so call them in a worker thread.
 
     Args:
         directory: created on demand, accessible to its owner only.
         say: gets a sentence if a note is damaged or cannot be written.
-        clock: seconds since 1970.
+        clock: returns seconds since 1970.
     """
 
     def __init__(
@@ -252,14 +255,14 @@ class KeyNotes:
 
     def take(self, path: str, identity: tuple[int, ...], geometry: Geometry) -> KeyNote | None:
         """
-        Return the note of a file: a new one, or the note of an interrupted put.
+        Return the note of a file: a new note, or that of an interrupted put.
 
         Args:
-            path: of the file, absolute.
+            path: absolute path of the file.
             identity: distinguishes the file from earlier and later files at that path.
 
         Returns:
-            None if another put of the same file is running, or the directory cannot be written.
+            None if another put of the same file is running, or the note cannot be written.
         """
         name = _name(path, identity, geometry)
         try:
@@ -279,12 +282,15 @@ class KeyNotes:
         return None
 
     def forget_stale(self) -> None:
-        """Remove notes that are too old; creates nothing, reports nothing."""
+        """Remove notes that are too old; create no directory, and report no errors."""
         with suppress(OSError):
             self._tidy("")
 
     def _open(self, path: str) -> KeyNote | None:
-        """Return the note with that name; None: it was just removed, or was damaged and renamed."""
+        """
+        Return the note at this path; None if the note was removed during the call, or was damaged and
+        renamed.
+        """
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         file = os.fdopen(os.open(path, flags, 0o600), "r+b", buffering=0)
         try:
@@ -314,7 +320,7 @@ class KeyNotes:
         return KeyNote(file, path, secret, bool(data))
 
     def _tidy(self, wanted: str) -> None:
-        """Remove notes that are too old, or too many; notes in use stay."""
+        """Remove notes that are too old, and the oldest notes if there are too many; keep notes in use."""
         notes = []
         with os.scandir(self._directory) as entries:
             for entry in entries:
@@ -369,7 +375,7 @@ def _parse(data: bytes) -> bytes:
     Return the secret in a note.
 
     Raises:
-        ValueError: the data is no valid note.
+        ValueError: the data is not a valid note.
     """
     magic, text, digest, *rest = [*data.decode("ascii").split("\n"), "", "", ""]
     if magic != _MAGIC or rest[:1] != [""]:

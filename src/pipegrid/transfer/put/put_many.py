@@ -17,32 +17,32 @@ T = TypeVar("T")
 
 MIN_FILES = 2
 MAX_FILES = 256
-"""Even an empty file takes about 64 KiB while it is stored."""
+"""Maximum number of running puts; even an empty file takes about 64 KiB while it is stored."""
 
 MAX_BYTES = 12 << 20
 """
-Unacknowledged plaintext of running puts, beyond MIN_FILES: at 3-of-10 this fills a link of 3 Gbit/s with
-a round-trip time of 100 ms; and of small files one bundle for each server can be in flight, one be stored,
-and one be filled. The grid bounds each file's own memory.
+Maximum of unacknowledged plaintext of all running puts; ``MIN_FILES`` puts run in any case. At 3-of-10 this
+fills a link of 3 Gbit/s with a round-trip time of 100 ms. With small files, one bundle per server can be in
+flight while another is stored and a third is filled. The grid bounds each file's own memory.
 """
 
 SMALL_BYTES = 64 << 10
-"""The times of files up to this size show how long the servers' queues are."""
+"""Files up to this size are small: the times that their puts take show how long the servers' queues are."""
 
 
 class PutOrder:
     """
     Decides which file starts next; pure.
 
-    Large files start first, since they open the windows that the small ones then use. The number of
-    running files is limited by their unacknowledged bytes, so that a hundred small files share their
-    round trips; at least two run. Only unacknowledged bytes count, so the next files start while the last
-    bytes of a large one are in flight.
+    Large files start first, since they open the windows that small files then use. The number of running
+    files is limited by their unacknowledged bytes, so that a hundred small files share their round trips; at
+    least two files run. Only unacknowledged bytes count, so the next files start while the last bytes of a
+    large file are in flight.
 
     Args:
         sizes: plaintext bytes of each file; None if unknown, as for a pipe. Files of unknown size start
             first, since they may take long, and count as empty until they report progress.
-        max_files: limit of running files.
+        max_files: maximum number of running files.
     """
 
     def __init__(self, sizes: Sequence[int | None], max_files: int = MAX_FILES) -> None:
@@ -69,7 +69,7 @@ class PutOrder:
 
     @property
     def next(self) -> int | None:
-        """The number of the file that may start now, if any."""
+        """The number of the file that may start now; None: no file may."""
         if not self._waiting or len(self._left) >= self._max_files:
             return None
         number = self._waiting[0]
@@ -102,12 +102,12 @@ class ManyPuts(Generic[T]):
     Stores many files.
 
     Args:
-        sizes: as for ``PutOrder``.
-        start: starts to store the file of that number, and reports its progress to the callback.
-        max_files: limit of running files; None: ``MAX_FILES``.
-        ended: called at each file's end, in the order of ending; if it raises, all puts are cancelled.
+        sizes: see ``PutOrder``.
+        start: gets a file's number and a callback for progress; starts to store the file.
+        max_files: maximum number of running files; None: ``MAX_FILES``.
+        ended: called when a file has ended, in the order of ending; if it raises, all puts are cancelled.
         seconds: returns the time.
-        small_file_capacity: returns how many small files the servers can take.
+        small_file_capacity: returns how many small files the servers accept at once.
         expect: called with the number of small files that will be stored.
     """
 
@@ -135,8 +135,7 @@ class ManyPuts(Generic[T]):
 
     async def run(self) -> None:
         """
-        Return when all files have ended; when cancelled, or when ``ended`` raises, cancel the running
-        puts.
+        Return when all files have ended; when cancelled, or when ``ended`` raises, cancel the running puts.
         """
         self._expect(self._order.count_small())
         try:
@@ -160,7 +159,7 @@ class ManyPuts(Generic[T]):
 
     @property
     def _next(self) -> int | None:
-        """The number of the file that may start now, within the concurrency limit."""
+        """The number of the file that may start now, within the concurrency limit; None: no file may."""
         allowed = self._depth.has_slot(self._order.in_flight, self._small_file_capacity())
         return self._order.next if allowed else None
 

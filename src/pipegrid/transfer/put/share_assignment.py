@@ -1,9 +1,9 @@
 """
-Which share goes to which server, decided from what is known so far.
+Decide which share goes to which server, from what is known so far.
 
-Pure: the methods in the past tense record facts; ``assignments`` and ``superfluous`` return decisions.
-The optimistic first placement puts share i on the i-th server of the ring without asking any server;
-it is recomputed only when servers differ.
+Pure: the methods in the past tense record facts; ``assignments`` and ``superfluous`` return decisions. The
+optimistic first placement puts share i on the i-th server of the ring without asking any server; the
+placement is recomputed only when responses differ from it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pipegrid.core.placement import place_shares, servers_of_happiness
 T = TypeVar("T", bound=Hashable)
 
 _MAX_TRIES = 2
-"""Attempts to send one share to one server: one retry if the server lost it."""
+"""Maximum number of attempts to send one share to one server: one retry if the server lost the share."""
 
 
 class UploadPlan(Generic[T]):
@@ -25,10 +25,10 @@ class UploadPlan(Generic[T]):
     The state of one file's placement.
 
     Args:
-        ring: servers in the file's permuted order; no server twice.
+        ring: servers in the file's permuted order; no server occurs twice.
         total_shares: n.
         happy: servers of happiness that the caller wants.
-        required_shares: k. Fewer shares are never enough, however few servers there are.
+        required_shares: k. Fewer shares are never enough, even if ``happy`` is lower.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class UploadPlan(Generic[T]):
     # Facts.
 
     def barred(self, share_number: int, server: T) -> None:
-        """Record that the server has a damaged copy of this share, which it does not replace."""
+        """Record that the server has a damaged copy of this share, which the server does not replace."""
         self._barred.add((share_number, server))
 
     def sending(self, share_number: int, server: T) -> None:
@@ -66,16 +66,16 @@ class UploadPlan(Generic[T]):
             self._stop(number, server)
 
     def refused(self, share_number: int, server: T) -> None:
-        """Record that the server refused this share; it gets no other share either."""
+        """Record that the server refused this share; it will not get any other share either."""
         self._unwritable.add(server)
         self._stop(share_number, server)
 
     def closed(self, server: T) -> None:
-        """Record that the server gets no shares; its existing shares count."""
+        """Record that the server gets no more shares; its existing shares count."""
         self._unwritable.add(server)
 
     def lost(self, share_number: int, server: T) -> None:
-        """Record that the server no longer knows the unfinished share; it may be sent again."""
+        """Record that the server no longer knows the unfinished share; the share may be sent to it again."""
         if self._tries.get((share_number, server), 0) >= _MAX_TRIES:
             self._unwritable.add(server)
         self._stop(share_number, server)
@@ -102,14 +102,15 @@ class UploadPlan(Generic[T]):
 
     def first(self) -> dict[int, T]:
         """
-        Return the optimistic placement: share i on the i-th server of the ring, starting over at its end.
+        Return the optimistic placement: share i on the i-th server of the ring; after the last server follows
+        the first.
         """
         return dict(zip(range(self.total_shares), cycle(self.ring), strict=False))
 
     def opening(self) -> dict[int, T]:
         """
-        Return the placement to start with, given the responses so far: missing shares go to the remaining
-        servers.
+        Return the placement with which to start, given the responses so far: shares that no server has go to
+        the servers that have not failed.
         """
         if self.stored:
             return self.assignments()
@@ -117,28 +118,31 @@ class UploadPlan(Generic[T]):
         return dict(zip(range(self.total_shares), cycle(left or self.ring), strict=False))
 
     def happiness(self) -> int:
-        """Return the servers of happiness of the complete shares."""
+        """Return the servers of happiness that the complete shares reach."""
         return servers_of_happiness(self.stored)
 
     @property
     def is_enough(self) -> bool:
-        """Whether the complete shares reach the wanted happiness and restore the file."""
+        """Whether the complete shares reach the wanted happiness and suffice to restore the file."""
         return self.happiness() >= self.happy and len(self.stored) >= self._required_shares
 
     @property
     def missing(self) -> int:
-        """The least number of further shares that must be stored before ``is_enough``."""
+        """The minimum number of further shares that must be stored until ``is_enough`` holds."""
         return max(self.happy - self.happiness(), self._required_shares - len(self.stored))
 
     def will_be_enough(self, without: Collection[int] = ()) -> bool:
         """
-        Return whether the shares will be enough if all pending ones arrive, except those in ``without``.
+        Return whether the shares will be enough if all pending shares are stored, except those in
+        ``without``.
         """
         shares = self.stored.keys() | (self.underway.keys() - set(without))
         return len(shares) >= self._required_shares and self.hoped_happiness(without) >= self.happy
 
     def hoped_happiness(self, without: Collection[int] = ()) -> int:
-        """Return the happiness if all pending shares arrive, except those in ``without``."""
+        """
+        Return the happiness that is reached if all pending shares are stored, except those in ``without``.
+        """
         hoped = dict(self.stored)
         for number, homes in self.underway.items():
             if number not in without:
@@ -148,9 +152,9 @@ class UploadPlan(Generic[T]):
 
     def assignments(self) -> dict[int, T]:
         """
-        Return the shares to send now, each with its server; empty if there is nothing to do.
+        Return the shares to send now, each with its server; empty if nothing must be sent.
 
-        Every share should have a server. A share that is stored or pending on a server is sent to another
+        Every share should be on a server. A share that is stored or pending on a server is sent to another
         server only if happiness needs it.
         """
         homeless = {
@@ -236,9 +240,9 @@ class UploadPlan(Generic[T]):
 
     def superfluous(self) -> list[int]:
         """
-        Return pending shares that some server already has, and that happiness does not need.
+        Return pending shares that some server already has, and whose further copy happiness does not need.
 
-        So a put of a large file that is repeated after the ring has changed need not send everything.
+        So a repeated put of a large file need not send everything when the ring has changed.
         """
         spare: list[int] = []
         for number in sorted(self.underway):

@@ -1,4 +1,4 @@
-"""Active, ended and stored shares of one upload."""
+"""The open and ended share uploads and the stored shares of one upload."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from pipegrid.transfer.results import Progress, ProgressReport
 
 # The share uploads of one put: which are open, which have ended, and why some have failed.
 #
-# The caller decides what the end of a share upload means for the placement.
+# The caller decides how the end of a share upload affects the placement.
 
 _NONE: Mapping[int, Peer] = {}
 
 FORGET_S = 2.0
-"""How long to wait for a server to abort a share; a server drops it by itself after half an hour."""
+"""
+Maximum number of seconds to wait for servers to abort shares; a server drops an unfinished share by itself
+after half an hour.
+"""
 
 
 class ActiveShares:
@@ -30,12 +33,12 @@ class ActiveShares:
     The share uploads of one put.
 
     Args:
-        silence_s: a server that acknowledges nothing for this long is given up.
+        silence_s: a server that acknowledges nothing for this many seconds is given up.
 
     Attributes:
         open: share uploads that have not ended.
-        ended: the others; some of their writes may still be unanswered.
-        reasons: maps a server's nickname to what went wrong on that server.
+        ended: share uploads that have ended; some of their writes may still be unanswered.
+        reasons: maps a server's nickname to its failure.
         absent: nicknames of servers that were unreachable, or did not respond in time.
     """
 
@@ -64,7 +67,7 @@ class ActiveShares:
 
     @property
     def lost_midway(self) -> bool:
-        """Whether a server failed that had taken a part of its share, but not all of it."""
+        """Whether some server failed after it had taken a part of its share, but not all of it."""
         return any(
             upload.state is ShareState.FAILED and upload.acknowledged_bytes
             for upload in [*self.open, *self.ended]
@@ -74,7 +77,7 @@ class ActiveShares:
         """
         Return the share uploads that have ended since the last call; give up silent servers first.
 
-        Raises any exception of a share upload that is no server error.
+        Raise any exception of a share upload that is no server error.
         """
         for upload in self.open:
             upload.resolve_uncertain()
@@ -112,11 +115,11 @@ class ActiveShares:
 
     def release(self, *, abort: bool = False, keep: Mapping[int, Peer] = _NONE) -> None:
         """
-        Cancel everything that is unanswered, so that no callback of this put is called later.
+        Cancel everything that is unanswered, so that no callback of this put is called afterwards.
 
         Args:
-            abort: also abort unfinished shares on servers; otherwise a rerun can resume them.
-            keep: shares, each with its server, that are not aborted.
+            abort: also abort unfinished shares on servers; otherwise a repeated put can resume them.
+            keep: the shares that are not aborted; maps a share number to its server.
         """
         unfinished = [upload for upload in self.open if not upload.ended]
         for upload in [*self.open, *self.ended]:
@@ -137,8 +140,8 @@ class ActiveShares:
         """
         Wait a short time until servers have aborted shares.
 
-        When the put fails, its caller may close all connections at once, and requests that are not sent
-        by then are lost.
+        When the put fails, its caller may close all connections at once; requests that are not sent by that
+        time are lost.
         """
         if self._forgetting:
             over = Wakeup(clock)
@@ -146,8 +149,8 @@ class ActiveShares:
             await over.wait(FORGET_S)
 
 
-# Where the shares of one upload are: which ones servers had, which were placed, and how many bytes are
-# stored.
+# Where the shares of one upload are: which shares servers had before, which were placed, and how many bytes
+# are stored.
 #
 # Pure: the caller reports responses and ended share uploads; the plan is notified of stored shares.
 
@@ -160,11 +163,12 @@ class StoredShares:
         plan: is notified of stored shares.
         share_bytes: size of one share.
         progress: called with acknowledged and total bytes of all shares.
-        found: called with the bytes of shares that servers had before, and the total bytes of all shares.
+        found: called with the bytes of shares that servers had before this upload, and the total bytes of all
+            shares.
 
     Attributes:
-        placed: maps a share number to the server to which this upload has sent it.
-        found: maps a share number to the servers that had it before.
+        placed: maps a share number to the server to which this upload has sent the share.
+        found: maps a share number to the servers that had the share before this upload.
         progress: reports the acknowledged bytes.
     """
 
@@ -190,7 +194,7 @@ class StoredShares:
         Record that a server has shares; return those with a valid share number.
 
         Args:
-            sent_before: shares that may come from this upload rather than from an earlier one.
+            sent_before: shares that may come from this upload, so that they do not count as found.
         """
         if not numbers:
             return set()
@@ -202,17 +206,17 @@ class StoredShares:
         return there
 
     def stored(self, peer: Peer, number: int) -> None:
-        """Record that a share that was sent is complete on the server."""
+        """Record that a share that this upload sent is complete on the server."""
         self._plan.found(peer, [number])
         if peer not in self.found.get(number, ()):
             self.placed[number] = peer
 
     def names_placed(self) -> dict[int, str]:
-        """Return each share number with the name of the server to which it was sent."""
+        """Return a dict from share number to the name of the server to which this upload sent the share."""
         return {number: peer.name for number, peer in sorted(self.placed.items())}
 
     def names_found(self) -> dict[int, list[str]]:
-        """Return each share number with the names of the servers that had it before."""
+        """Return a dict from share number to the names of the servers that had the share before."""
         return {
             number: sorted(peer.name for peer in peers)
             for number, peers in sorted(self.found.items())
@@ -227,8 +231,8 @@ class StoredShares:
 
     def found_bytes(self, uploads: Iterable[ShareUpload]) -> int:
         """
-        Return how many bytes of all shares were stored before: whole shares and parts of interrupted
-        ones.
+        Return how many bytes of all shares were stored before this upload: whole shares, and parts from
+        interrupted uploads.
         """
         for upload in uploads:
             number = upload.share_number
@@ -237,7 +241,10 @@ class StoredShares:
         return sum({**self._found_parts, **whole}.values())
 
     def acknowledged_bytes(self, uploads: Iterable[ShareUpload]) -> int:
-        """Return how many bytes of all shares are stored, or acknowledged and not lost since."""
+        """
+        Return how many bytes of all shares are stored now: complete shares, and acknowledged bytes that were
+        not lost.
+        """
         done = dict.fromkeys(self._plan.stored, self._share_bytes)
         for (
             upload

@@ -27,14 +27,14 @@ from pipegrid.wire.storage_messages import WriteAnswer
 # What can happen to one share on one server.
 #
 #     state        event                                                      next state
-#     open         the server has all of it                                   stored
-#                  refused; has other bytes; server is gone                   refused; lost; failed
+#     open         the server has the whole share                             stored
+#                  the server refused; has other bytes; is gone               refused; lost; failed
 #                  the server knows no unfinished share                       uncertain
 #                  all is sent and answered, but the server wants more        uncertain
 #     uncertain    all is answered; the share was not granted                 refused
 #                  the server lists the share; does not list it               stored; lost
-#                  does not list it, but claimed earlier to have a part       open, to send that part
-#     either       taken back; another client stored it                       dropped; found
+#                  does not list it, but has reported a part before           open, to send that part
+#     either       this client dropped the share; another stored it           dropped; found
 
 
 class ShareState(str, Enum):
@@ -43,15 +43,15 @@ class ShareState(str, Enum):
     OPEN = "open"
     UNCERTAIN = "uncertain"  # unknown whether the server has the share, or any part of it
     STORED = "stored"
-    FOUND = "found"  # another client stored it meanwhile
+    FOUND = "found"  # another client stored the share meanwhile
     REFUSED = "refused"
-    LOST = "lost"  # the server dropped it, or has other bytes
+    LOST = "lost"  # the server dropped the share, or has other bytes
     FAILED = "failed"  # the server is gone
     DROPPED = "dropped"
 
 
 def state_after(error: BaseException | None) -> ShareState:
-    """Return the state of a share after a call for it failed."""
+    """Return the state of a share after one of its requests ended with this error."""
     if isinstance(error, CancelledError):
         return ShareState.DROPPED
     if isinstance(error, NoSuchShare):
@@ -66,11 +66,11 @@ def is_unexplained(state: ShareState, error: BaseException | None) -> bool:
     return state is ShareState.REFUSED and (error is None or isinstance(error, NoSuchShare))
 
 
-# One share that is sent to one server.
+# Sending one share to one server.
 #
-# ``ShareSender`` sends, ``ResumeRanges`` records what the server has. ``ShareUpload`` counts what the
-# server acknowledged and derives the state. The upload reads ``blocked`` and ``state``, and is notified
-# whenever they may have changed.
+# ``ShareSender`` sends, and ``ResumeRanges`` records which bytes the server has. ``ShareUpload`` counts what
+# the server acknowledged and derives the state. The upload of the file reads ``blocked`` and ``state``, and
+# is notified whenever they may have changed.
 
 
 class ShareUpload:
@@ -79,25 +79,26 @@ class ShareUpload:
 
     Args:
         target: the share and the server.
-        changed: called after every event that may let the upload continue.
-        stored: called instead when the server has acknowledged the whole share.
-        missed: number of segments that were sent to other shares before this upload was opened; they are
-            encoded again and sent at the end.
-        recodable, turn: as for ``ShareSender``.
+        changed: called after every event that may let the file's upload continue.
+        stored: called in place of ``changed`` when the server has acknowledged the whole share.
+        missed: number of segments that were sent to other shares before this upload was opened; these
+            segments are encoded again and sent at the end.
+        recodable, turn: see ``ShareSender``.
 
     Attributes:
         sender: takes the bytes.
         resume: which bytes the server has, and which are missing.
-        state: see the table.
+        state: see the table above.
         ended: whether the state is final.
         granted: False once the server has left the share out of its response to the allocation.
-        acknowledged_bytes: bytes that the server has confirmed, or has reported as present from before.
-        found_bytes: the part of ``acknowledged_bytes`` that the server had before.
-        stalled_s: how long this share has delayed the others so far.
+        acknowledged_bytes: number of bytes that the server has confirmed, or has reported as present from
+            before.
+        found_bytes: those of ``acknowledged_bytes`` that the server had before.
+        stalled_s: how many seconds this share has delayed the others so far.
         last_activity: when the server last acknowledged anything of this share.
         error: why the share was refused, lost or failed.
-        bug: an exception that is no server error; the upload raises it again.
-        traffic: gets each message that is acknowledged from now on; None: no one asks.
+        bug: an exception that is no server error; the file's upload raises it again.
+        traffic: gets each message that is acknowledged from now on; None: messages are not reported.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class ShareUpload:
         self._changed = changed
         self._stored = stored
         self._clock = clock
-        self._pending: dict[Deferred[Any], float] = {}  # call: when it was sent; the oldest first
+        self._pending: dict[Deferred[Any], float] = {}  # by call: the time when it was sent
         self._answers = 0
         self._answers_s = 0.0
 
@@ -157,12 +158,12 @@ class ShareUpload:
 
     @property
     def waiting(self) -> bool:
-        """Whether a response that matters is outstanding."""
+        """Whether a response is outstanding that matters for the state."""
         return bool(self._pending) and not self.ended
 
     @property
     def pace_s(self) -> float:
-        """The average response time, or the age of the oldest pending call if that is longer."""
+        """The average response time in seconds, or the age of the oldest pending call if that is longer."""
         average_s = self._answers_s / self._answers if self._answers else 0.0
         oldest = next(iter(self._pending.values()), None)
         return average_s if oldest is None else max(average_s, self._clock.seconds() - oldest)
@@ -175,8 +176,8 @@ class ShareUpload:
     @property
     def is_useless(self) -> bool:
         """
-        Whether the partial share on the server should be aborted: it uses the last space, or has wrong
-        bytes that a rerun would resume.
+        Whether the partial share on the server should be aborted: it takes up the last space, or has wrong
+        bytes that a repeated put would resume.
         """
         wrong = self.state is ShareState.LOST and self._incomplete
         return wrong or isinstance(self.error, (NoSpace, ConflictingWrite))
@@ -190,15 +191,17 @@ class ShareUpload:
         return self._answers > 0 or self.sender.exceeds_window
 
     def needs_segment(self, segment: int) -> bool:
-        """Whether this upload is open, and ``segment`` is the next to be encoded again for it."""
+        """
+        Return whether this upload is open, and ``segment`` is the next segment to be encoded again for it.
+        """
         return self.state is ShareState.OPEN and self.resume.needs_segment(segment)
 
     def finish(self, hold: bool = False) -> None:
         """
-        Mark that every byte has been given to the sender.
+        Record that every byte has been given to the sender.
 
         Args:
-            hold: withhold the last byte, if it is not sent yet, until ``release``.
+            hold: withhold the last byte, if it is not sent yet, until ``release`` is called.
         """
         self.sender.finish(hold)
         self._check_complete()
@@ -234,7 +237,7 @@ class ShareUpload:
         return answer
 
     def _await(self, call: Deferred[Any], sent_s: float | None = None) -> None:
-        """Track the call until it ends; ``sent_s`` is when it was sent, None: now."""
+        """Track the call until it ends. ``sent_s``: when the call was sent; None: now."""
         began_s = self._clock.seconds() if sent_s is None else sent_s
         if not self._pending:  # so far no response was outstanding
             self.last_activity = began_s
@@ -264,8 +267,8 @@ class ShareUpload:
         self._changed()
 
     def _check_complete(self) -> None:
-        # Everything is sent or skipped, and answered, but the server still wants more: it has lost a
-        # part, or never had it.
+        # Everything is sent or skipped, and answered, but the server still wants more: it has lost a part of
+        # the share, or never had it.
         if self.state is ShareState.OPEN and self.sender.all_sent and not self._pending:
             self._incomplete = True
             self.close(ShareState.UNCERTAIN)
@@ -275,7 +278,7 @@ class ShareUpload:
             self.sender.lost(batch)
             self._changed()
         elif self.state is ShareState.UNCERTAIN and failure.check(WriteLost):
-            self._changed()  # the whole share is already uncertain, so this batch need not be recorded
+            self._changed()  # the share is uncertain already, so these bytes need no record
         else:
             self._call_failed(failure)
         return UNDELIVERED
@@ -311,7 +314,7 @@ class ShareUpload:
         if self.share_number in share_numbers:
             self.close(ShareState.STORED)
         elif self._incomplete and self._recodable and self.resume.has_skipped and not self.ended:
-            # The server does not have the ranges that it claimed to have.
+            # The server does not have the ranges that it reported as present.
             self.sender.unskip()
             self._incomplete = False
             self.state = ShareState.OPEN
@@ -320,7 +323,7 @@ class ShareUpload:
         self._changed()
 
     def close(self, state: ShareState) -> None:
-        """Enter this state and drop unsent bytes; writes that were sent remain pending."""
+        """Set this state and drop unsent bytes; writes that were sent remain pending."""
         if self.ended:
             return
         self.state = state
@@ -328,23 +331,18 @@ class ShareUpload:
         self.sender.stop()
 
     def cancel(self, state: ShareState) -> None:
-        """End the upload in this state and cancel all unanswered writes."""
+        """End the upload, set this state and cancel all unanswered writes."""
         self.close(state)
         for call in list(self._pending):
             call.cancel()
 
     def detach(self) -> None:
-        """
-        Call no callbacks any more; otherwise a reference cycle would keep the upload and its shares in
-        memory.
-        """
+        """Drop all callbacks; otherwise a reference cycle would keep the upload and its shares in memory."""
         self._changed = self._stored = lambda: None
         self.sender.detach()
 
     def abort(self) -> Deferred[None]:
-        """
-        Abort the unfinished share on the server; fires when the server has responded, and never fails.
-        """
+        """Abort the unfinished share on the server; fire when the server has responded, and never fail."""
         target = self._target
         done = self.peer.server.abort(
             target.shares.storage_index, self.share_number, target.secrets.upload

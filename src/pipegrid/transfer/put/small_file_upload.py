@@ -1,4 +1,4 @@
-"""Upload of a small file: whole shares, one request per server."""
+"""Upload a small file as whole shares, with one request per server."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from pipegrid.transfer.results import ProgressReport, PutReports, PutResult, Tra
 from pipegrid.transfer.time_limits import last_activity_s
 from pipegrid.wire.storage_messages import Allocation, Stored, WriteAnswer
 
-# The state of a put that needs more than one request per server, for the ``Upload`` that continues it.
+# The state of a put that needs more than one request per server, passed to the ``Upload`` that continues the
+# put.
 #
-# What was sent is not sent again: for each server that has not responded as hoped there is a call of
-# ``SmallFileUpload``, which combines the allocation and all writes. ``split_call`` splits it into an
+# Nothing that was sent is sent again: for each server that has not responded as hoped, there is a call of
+# ``SmallFileUpload``, which combines the allocation and all writes. ``split_call`` splits its result into an
 # allocation and writes.
 
 
@@ -34,9 +35,10 @@ class Handover(NamedTuple):
     Attributes:
         started: when the put began, by the clock.
         happy_since: when enough shares were stored; None: not yet.
-        stored: shares that this put has stored, each with its server.
-        found: shares that servers had before.
-        calls: for each other server the shares that it was sent, and the call, pending or ended.
+        stored: maps the shares that this put has stored to their servers.
+        found: shares that servers had before the put.
+        calls: maps each server that has not responded as hoped to the shares that it was sent, and to the
+            call, pending or ended.
     """
 
     started: float
@@ -50,9 +52,9 @@ def split_call(
     call: Deferred[Stored], numbers: Sequence[int]
 ) -> tuple[Deferred[Allocation], dict[int, Deferred[WriteAnswer]]]:
     """
-    Return the result of a call as the results of an allocation and of writes.
+    Return the result of one call as separate results of an allocation and of writes.
 
-    The call is cancelled when all of these have been cancelled.
+    The call is cancelled when all of the returned Deferreds have been cancelled.
     """
     left = len(numbers) + 1
 
@@ -81,7 +83,7 @@ def split_call(
 
 
 def pass_on(waiting: Deferred[Any], result: Any) -> None:
-    """Fire with a result or a failure, unless the caller has cancelled."""
+    """Fire ``waiting`` with a result or a failure, unless its caller has cancelled it."""
     if not waiting.called:
         if isinstance(result, Failure):
             waiting.errback(result)
@@ -89,12 +91,12 @@ def pass_on(waiting: Deferred[Any], result: Any) -> None:
             waiting.callback(result)
 
 
-# A small file with one request per server: each server gets its shares whole, together with the
+# Uploading a small file with one request per server: each server gets its shares whole, together with the
 # allocation.
 #
-# Nearly every small put succeeds this way. The segments, share uploads, windows and placements of
-# ``Upload`` are not needed for it, and would take most of its time. If a server refuses, fails or is
-# slow, everything that is known and all pending calls go to an ``Upload`` (as a ``Handover``), which
+# Nearly every small put succeeds this way. It does not need the segments, share uploads, windows and
+# placements of ``Upload``, which would take most of the time. If a server refuses, fails or is slow,
+# everything that is known and all pending calls are passed to an ``Upload`` (as a ``Handover``), which
 # continues as if it had begun the put.
 
 
@@ -105,7 +107,7 @@ async def put_whole(
     Store a file with one request per server, if it is small and its servers accept whole shares.
 
     Returns:
-        The result; a ``Handover`` if the put must be continued; None if nothing was sent.
+        The result; a ``Handover`` if an ``Upload`` must continue the put; None if nothing was sent.
     """
     if not encoder.is_single_segment(file.geometry) or means.history.must_ask:
         return None
@@ -122,7 +124,7 @@ class SmallFileUpload:
 
     Args:
         order: the servers on the file's ring, at least as many as happiness needs.
-        file: has a single segment, so that ``encode_whole`` can encode it.
+        file: a file of a single segment, which ``encode_whole`` can encode.
     """
 
     def __init__(
@@ -223,7 +225,7 @@ class SmallFileUpload:
             self._happy_since = self._clock.seconds()
 
     def _report(self, traffic: Traffic, peer: Peer, result: Stored) -> None:
-        """Report the shares that a server has taken, without those that it had."""
+        """Report the shares that a server has taken, except those that it had before."""
         taken = len(set(self._numbers[peer]) - result.allocation.already_have)
         if not taken:
             return

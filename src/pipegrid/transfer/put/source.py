@@ -1,6 +1,5 @@
 """
-Where plaintext comes from: a path, an open file, or bytes. All methods block and are meant for a worker
-thread.
+Sources of plaintext: a path, an open file, or bytes. All methods block, so call them in a worker thread.
 """
 
 from __future__ import annotations
@@ -35,12 +34,14 @@ SourceLike = Union[
     "IBodyProducer",
     "IResponse",
 ]
-"""A path, bytes, a binary file object, or a source that comes through the reactor (``async_source``)."""
+"""
+A path, bytes, a binary file object, or an object whose bytes arrive through the reactor (``async_source``).
+"""
 
 KINDS = "bytes, a path, a file opened in binary mode, an async iterator, an IBodyProducer or an IResponse"
 
 _RACY_S = 2.0
-"""A file opened this soon after a change may change again without a new time stamp."""
+"""A file opened within this many seconds after a change may change again without a new time stamp."""
 
 
 class Source(Protocol):
@@ -48,7 +49,7 @@ class Source(Protocol):
     Plaintext of a known size.
 
     A source is read twice, for the key and for the encoding, so it must be seekable and must not change
-    in between. A pipe is copied to a temporary file first.
+    between the two readings. A pipe is copied to a temporary file first.
     """
 
     name: str
@@ -66,22 +67,21 @@ class Source(Protocol):
         """
         Return whether time stamps prove that the source is unchanged since it was opened.
 
-        False: they cannot prove it; compare the content.
+        If the result is False, the caller must compare the content.
 
         Raises:
             SourceError: the source has changed.
         """
 
     def close(self) -> None:
-        """Close what this object opened; a file that the caller opened stays open."""
+        """Close the file if this object opened it; a file that the caller opened stays open."""
 
 
 class BytesSource:
     """Plaintext that is in memory already."""
 
     def __init__(self, data: bytes | bytearray | memoryview, name: str = "the data") -> None:
-        # A bytearray might change later, so it is copied. Bytes are not copied, neither here nor when
-        # they are read.
+        # A bytearray might change during the put, so it is copied. Bytes are never copied.
         self._view = memoryview(bytes(data))
         self.name = name
         self.size = len(self._view)
@@ -91,7 +91,7 @@ class BytesSource:
         return self._view[offset : offset + length]
 
     def check_unchanged(self) -> bool:
-        """Return True: the bytes are our own and never change."""
+        """Return True: this object's bytes never change."""
         return True
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ class FileSource:
         self.name = name
         found = os.fstat(self._fd)
         self._opened = _signature(found)
-        # A file without a name is changed by no other process than the one that gives it.
+        # A file without a name can be changed only by the process that has opened it.
         is_new = time.time() - max(found.st_mtime, found.st_ctime) < _RACY_S
         self._racy = is_new and found.st_nlink > 0
         self.size = found.st_size
@@ -145,7 +145,7 @@ class FileSource:
         return not self._racy
 
     def close(self) -> None:
-        """Close the file if it was opened here."""
+        """Close the file if this object opened it."""
         if self._owned:
             self._file.close()
 
@@ -155,7 +155,7 @@ class FileRange(NamedTuple):
     A range of a regular file, as a source; the file stays open.
 
     Attributes:
-        start, size: in bytes; the file is at least as long.
+        start, size: where the range begins, and its size in bytes; the range lies within the file.
     """
 
     file: BinaryIO
@@ -163,14 +163,14 @@ class FileRange(NamedTuple):
     size: int
 
     def opened(self, name: str) -> Source:
-        """Return it as a source; ``name`` is for errors."""
+        """Return this range as a source; ``name`` appears in errors."""
         source = FileSource(self.file, name, owned=False)
         source._start, source.size = self.start, self.size
         return source
 
 
 def read_fully(fd: int, offset: int, length: int) -> bytes:
-    """Return the bytes from an offset on, with as many reads as needed; fewer at the end of the file."""
+    """Return ``length`` bytes from an offset on, fewer at the end of the file; read as often as needed."""
     data = os.pread(fd, length, offset)
     while 0 < len(data) < length:
         more = os.pread(fd, length - len(data), offset + len(data))
@@ -186,16 +186,16 @@ def _signature(found: os.stat_result) -> tuple[int, ...]:
 
 def open_source(source: SourceLike, name: str | None = None) -> Source:
     """
-    Return the source for what the caller gave.
+    Return the source for the object that the caller passed.
 
     Args:
-        source: bytes; a path; or a binary file object, which is read from its beginning if it is a
-            regular file and from its position otherwise. The file object stays open.
+        source: bytes; a path; or a binary file object, which is read from its beginning if it is a regular
+            file and from its position otherwise. The file object stays open.
         name: name of the source in errors.
 
     Raises:
         SourceError: the source cannot be opened or read, or is a directory.
-        UsageError: it is of no supported type.
+        UsageError: the object is of no supported type.
     """
     opened = open_at_once(source, name)
     return opened.copied() if isinstance(opened, UncopiedSource) else opened
@@ -203,10 +203,11 @@ def open_source(source: SourceLike, name: str | None = None) -> Source:
 
 class UncopiedSource(NamedTuple):
     """
-    A source that must be copied before it is stored: it can be read only once, and that may take forever.
+    A source that must be copied before it is stored: it can be read only once, and reading it may block
+    forever.
 
     Attributes:
-        owned: whether the file was opened here, so that it is closed after reading.
+        owned: whether this module opened the file, so that it must be closed after reading.
     """
 
     file: BinaryIO
@@ -214,9 +215,9 @@ class UncopiedSource(NamedTuple):
     owned: bool
 
     def copied(self) -> Source:
-        """Read the source to its end in this thread; see ``open_source``."""
+        """Copy the source to its end, blocking this thread; see ``open_source``."""
         try:
-            # A named pipe that no program has opened for writing would seem to be at its end.
+            # Wait for data: a named pipe that no program has opened for writing would seem to be at its end.
             if self.owned:
                 poll = select.poll()
                 poll.register(self.file, select.POLLIN)
@@ -237,10 +238,10 @@ def as_repeatable(source: Source) -> SourceLike:
 
 def open_at_once(source: SourceLike, name: str | None = None) -> Source | UncopiedSource:
     """
-    Return the source for what the caller gave, or an ``UncopiedSource``; does not wait for other
+    Return the source for the object that the caller passed, or an ``UncopiedSource``; never wait for other
     programs.
 
-    See ``open_source``, which also copies.
+    ``open_source`` does the same, but also copies.
     """
     if isinstance(source, (bytes, bytearray, memoryview)):
         return BytesSource(source, name or "the data")
@@ -262,10 +263,10 @@ def open_at_once(source: SourceLike, name: str | None = None) -> Source | Uncopi
 
 def _open_path(path: str, name: str | None) -> Source | UncopiedSource:
     try:
-        # O_NONBLOCK: opening a named pipe would block until another program opens it for writing.
+        # Without O_NONBLOCK, opening a named pipe would block until another program opens it for writing.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
-        if str(path).startswith("URI:"):  # a cap is secret
+        if str(path).startswith("URI:"):  # do not show the cap, which is secret
             raise SourceError(
                 "what is stored is bytes, a path or a file opened in binary mode; this is a capability, "
                 "and there is no file of that name; 'get' fetches what it names"
@@ -292,7 +293,9 @@ def _name_of(file: BinaryIO) -> str:
 
 
 def size_of(source: SourceLike) -> int | None:
-    """Return the probable size of a source without opening it; None if the source must be read for that."""
+    """
+    Return the probable size of a source without opening it; None if the size is known only after reading.
+    """
     if isinstance(source, (bytes, bytearray, memoryview)):
         return memoryview(source).nbytes
     if isinstance(source, FileRange):
@@ -302,13 +305,13 @@ def size_of(source: SourceLike) -> int | None:
     try:
         found = os.stat(source)
     except (OSError, ValueError):
-        return 0  # opening it will fail at once
+        return 0  # opening the source will fail at once
     return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def _is_plain(file: BinaryIO) -> bool:
     """Return whether the object is a non-empty regular file, so that it can be read by position."""
-    raw = getattr(file, "raw", file)  # a decompressor, for instance, wraps a file but is not one
+    raw = getattr(file, "raw", file)  # a decompressor wraps a file, but is not a raw file
     if not isinstance(raw, io.FileIO) or not raw.readable():
         return False
     if not stat.S_ISREG(os.fstat(raw.fileno()).st_mode):
@@ -320,14 +323,14 @@ def _is_plain(file: BinaryIO) -> bool:
 
 def next_piece(file: BinaryIO, name: str) -> bytes:
     """
-    Return the next bytes of a file object; empty at its end.
+    Return the next bytes of a file object; b"" at its end.
 
     Raises:
         SourceError: the file cannot be read, or is non-blocking and has no bytes now.
     """
     try:
         data: bytes | None = file.read(1 << 20)
-        if data is None:  # None does not mean the end of the file
+        if data is None:  # None means no bytes now, not the end of the file
             raise BlockingIOError(errno.EAGAIN, "it has nothing at the moment, and does not wait")
         return data
     except io.UnsupportedOperation:

@@ -1,4 +1,4 @@
-"""Opens the source that a caller gives for a put; one that can be read only once is copied first."""
+"""Open the source that a caller gives for a put; a source that can be read only once is copied first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def open_for_put(
     given: SourceLike, workers: CpuWorkers, clock: IReactorTime, most_bytes: int | None = None
 ) -> Source:
     """
-    Return the source for what the caller gave, copied if it can be read only once.
+    Return the source for the object that the caller passed, copied if it can be read only once.
 
     Args:
         most_bytes: largest size of a copy.
@@ -35,7 +35,7 @@ async def open_for_put(
     if not isinstance(given, (bytes, bytearray, memoryview, str, os.PathLike)) and not hasattr(
         given, "read"
     ):
-        # Importing this also imports Twisted's web client, which files do not need.
+        # This import also loads Twisted's web client, which is not needed for files.
         from pipegrid.transfer.put.async_source import copy_streamed, is_streamed
 
         if is_streamed(given):
@@ -55,7 +55,7 @@ async def copy_unread(
     try:
         return await workers.run_blocking(copy_file, unread, most_bytes)
     except BaseException as error:
-        if unread.owned:  # also if the copying thread never started
+        if unread.owned:  # close it even if the copying thread never started
             unread.file.close()
         if isinstance(error, OSError):  # no thread could be started
             raise cannot_read(unread.name, error) from error

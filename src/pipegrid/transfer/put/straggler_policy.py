@@ -1,5 +1,6 @@
 """
-How long an upload waits for servers: silence, grace, and which server is slow.
+Decide how long an upload waits for servers: when a server is silent, when its grace is over, and which server
+is slow.
 
 Pure: ``Upload`` waits and drops share uploads. Times are seconds of the reactor's clock.
 """
@@ -16,20 +17,20 @@ SLOW = 2.0
 """A server is slow if its responses take this many times as long as the median of the others."""
 
 TICK_S = 0.01
-"""No wait is shorter: the clock may not resolve a shorter one."""
+"""Minimum length of a wait in seconds: the clock may not resolve a shorter one."""
 
 _ROUNDING_S = 1e-6
-"""The waits that make up a grace may add up to this much less than the grace."""
+"""Tolerance in seconds: the waits that make up a grace may add up to this much less than the grace."""
 
 
 class SendingShare(Protocol):
     """
-    What the policy reads of a share upload.
+    The attributes of a share upload that the policy reads.
 
     Attributes:
-        last_activity: when the server last acknowledged anything of the share, or when the oldest
-            unanswered request was sent.
-        stalled_s: how long the share has delayed others so far; the policy updates it.
+        last_activity: when the server last acknowledged anything of the share, or when the oldest unanswered
+            request was sent.
+        stalled_s: how many seconds the share has delayed others so far; the policy updates it.
     """
 
     last_activity: float
@@ -41,7 +42,7 @@ class SendingShare(Protocol):
 
     @property
     def waiting(self) -> bool:
-        """Whether a response that matters is outstanding."""
+        """Whether a response is outstanding that matters for the share's state."""
 
     @property
     def has_space(self) -> bool:
@@ -61,12 +62,12 @@ W = TypeVar("W", bound=SendingShare)
 
 def until_silence(uploads: Iterable[SendingShare], now: float, silence_s: float) -> float:
     """
-    Return the seconds until the first server has been silent for too long; ``silence_s`` if no response
-    is outstanding.
+    Return how many seconds remain until some server has been silent for ``silence_s``; ``silence_s`` if no
+    response is outstanding.
     """
     pending = [upload for upload in uploads if upload.waiting]
     left_s = min((upload.last_activity for upload in pending), default=now) + silence_s - now
-    # ``peer_activity`` is slower to read, and this function runs after every event.
+    # Read ``peer_activity`` only if needed: it is slower to read, and this function runs after every event.
     if left_s <= 0:
         activity_s = (
             last_activity_s(upload.last_activity, upload.peer_activity, silence_s)
@@ -77,7 +78,9 @@ def until_silence(uploads: Iterable[SendingShare], now: float, silence_s: float)
 
 
 def is_silent(upload: SendingShare, now: float, silence_s: float) -> bool:
-    """Return whether a response is outstanding and the server's last activity is too long ago."""
+    """
+    Return whether a response is outstanding and the server's last activity was at least ``silence_s`` ago.
+    """
     if now < upload.last_activity + silence_s or not upload.waiting:
         return False
     return now >= last_activity_s(upload.last_activity, upload.peer_activity, silence_s) + silence_s
@@ -87,14 +90,14 @@ class StragglerPolicy(Generic[W]):
     """
     Decides how long one upload waits, and which share uploads it drops.
 
-    While segments are sent, a share upload that is blocked delays those that can take more. That time is
-    added to its ``stalled_s``. The share upload is dropped when ``stalled_s`` exceeds the grace and its
-    server is slower than the others, so that a shared link is not the cause. When everything is sent and
-    happiness holds, stragglers get one more grace. A server is given up when for ``silence_s`` it
-    acknowledged nothing to this upload and no byte went to it or came from it.
+    While segments are sent, a blocked share upload delays the share uploads that can take more. The time of
+    this delay is added to the ``stalled_s`` of the blocked share upload. It is dropped when its ``stalled_s``
+    exceeds the grace and its server is slower than the others, so that a shared link cannot be the cause.
+    When everything is sent and happiness holds, stragglers get one more grace. A server is given up if for
+    ``silence_s`` it acknowledged nothing to this upload and no byte went to it or came from it.
 
     Args:
-        started_s: when the upload began; the grace depends on it.
+        started_s: when the upload began; the grace depends on this time.
         happy_since_s: since when happiness has held; None: it does not hold yet.
     """
 
@@ -115,12 +118,13 @@ class StragglerPolicy(Generic[W]):
         self, now: float, uploads: Sequence[W], can_drop: Callable[[W], bool]
     ) -> float | None:
         """
-        Return how long to wait, at most, until every share upload can take more; None: every one can now.
+        Return how many seconds to wait, at most, until every share upload can take more; None if every one
+        can now.
 
-        The caller calls ``charge_wait`` after that wait, however it ended.
+        The caller must call ``charge_wait`` after the wait, however it ended.
 
         Args:
-            can_drop: whether happiness holds without this share upload.
+            can_drop: returns whether happiness holds without a share upload.
         """
         self._blocked = [upload for upload in uploads if upload.blocked]
         if not self._blocked:
@@ -136,10 +140,10 @@ class StragglerPolicy(Generic[W]):
 
     def charge_wait(self, now: float, uploads: Sequence[W]) -> list[W]:
         """
-        Add the wait to the ``stalled_s`` of the share uploads that caused it.
+        Add the time of the wait to the ``stalled_s`` of the share uploads that caused it.
 
-        Returns the share uploads to drop, if happiness can spare them: their grace is over, and they are
-        slow.
+        Return the share uploads to drop if happiness can spare them: those whose grace is over and whose
+        server is slow.
         """
         if not self._others_wait:
             return []
@@ -158,10 +162,11 @@ class StragglerPolicy(Generic[W]):
 
     def final_wait_s(self, now: float, uploads: Sequence[W], is_enough: bool) -> float | None:
         """
-        Return how long to wait, at most, when everything is sent; None: the grace of stragglers is over.
+        Return how many seconds to wait, at most, once everything is sent; None if the grace of stragglers is
+        over.
 
         Args:
-            is_enough: whether happiness holds with what is stored.
+            is_enough: whether happiness holds with the shares that are stored.
         """
         wait_s = until_silence(uploads, now, self._settings.silence_s)
         if not is_enough:
@@ -175,10 +180,10 @@ class StragglerPolicy(Generic[W]):
 
 def is_slow(upload: W, uploads: Iterable[W]) -> bool:
     """
-    Return whether a server, and not the link that all of them share, delays the others.
+    Return whether this upload's server is slow, and not the link that all servers share.
 
-    On a saturated link the delayed share upload changes from moment to moment, and all responses take
-    equally long.
+    On a saturated link a different share upload is delayed at each moment, and all responses take equally
+    long.
     """
     others = [one.pace_s for one in uploads if one is not upload]
     return bool(others) and upload.pace_s > SLOW * _median(others)

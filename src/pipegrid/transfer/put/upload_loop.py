@@ -1,6 +1,4 @@
-"""
-The upload loop of a file with several segments: it collects events, decides, and acts on the decisions.
-"""
+"""The upload loop of a file with several segments: it collects events, decides what to do, and does it."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ from pipegrid.transfer.results import PutReports, PutResult
 from pipegrid.wire.storage_messages import Allocation, UploadSecrets
 
 # Which servers a put asks for existing shares before it sends, and which shares withhold their last byte
-# until the servers have responded. ``PlacementHistory`` decides when that is worth the wait.
+# until the servers have responded. ``PlacementHistory`` decides when the answers are worth the wait.
 
 
 class Asking:
@@ -41,8 +39,8 @@ class Asking:
         grace_s: how long the put waits for a server that is much slower than most; see ``FinalByteHold``.
 
     Attributes:
-        first: whether nothing is sent before the servers have responded or have taken too long.
-        hold: how long the put waits for responses.
+        first: whether nothing is sent until the servers have responded or have taken too long.
+        hold: decides how long the put waits for responses.
     """
 
     def __init__(
@@ -65,7 +63,7 @@ class Asking:
         )
 
     def ask(self) -> None:
-        """Query servers that get no share yet, or no share at all, if that is worth it."""
+        """Query servers to which no share was sent yet, if the put must know where shares are."""
         if not self._history.must_ask:
             return
         # Another client may spread n shares over twice as many servers, or may have used a smaller grid.
@@ -74,13 +72,13 @@ class Asking:
             self._allocations.ask(peer, frozenset(), self._shares.secrets_for(peer))
 
     def left_s(self, now_s: float) -> float:
-        """Return how much longer to wait for responses, in seconds; 0 or less: no longer."""
+        """Return how many more seconds to wait for responses; 0 or less: wait no longer."""
         return self.hold.left_s(now_s) if self._allocations.waiting else 0.0
 
     def may_hold_back(self, now_s: float) -> bool:
         """
-        Return whether some last byte may have to be withheld now; of a small file, which is sent at once,
-        none is.
+        Return whether the last byte of some share may have to be withheld now; never for a small file, which
+        is sent at once.
         """
         return self._history.holds_back(self._shares.share_bytes, True) and self.left_s(now_s) > 0
 
@@ -89,24 +87,20 @@ class Asking:
         return self._history.holds_back(self._shares.share_bytes, exceeds_window)
 
     def ended(self, found: Mapping[int, Collection[Peer]]) -> None:
-        """
-        Record, after a successful put, whether the shares found were all on the servers that were
-        expected.
-        """
+        """Record, after a successful put, whether all shares that were found were on the expected servers."""
         self._history.ended(any(self._guess[n] not in peers for n, peers in found.items()))
 
 
-# The parts of an upload apart from the file: what queries servers, what sends shares, and what records
-# the results; and their events since the last call: responses to allocations, lists of shares, and share
-# uploads that have ended.
+# The parts of an upload that query servers, send shares and record the results; and their events since the
+# last call: responses to allocations, lists of shares, and share uploads that have ended.
 #
-# Each event is recorded once: stored shares in ``StoredShares``, failed, refused and lost shares in
-# ``UploadPlan``. ``Upload`` decides what to do about them.
+# Each event is recorded once: a stored share in ``StoredShares``; a failed, refused or lost share in
+# ``UploadPlan``. ``Upload`` decides how to react.
 
 
 class UploadEvents:
     """
-    The parts of one upload, where events come from and are recorded.
+    The parts of one upload that cause events and record them.
 
     Args:
         began_s: when the upload began.
@@ -118,7 +112,7 @@ class UploadEvents:
         allocations: allocation requests and their responses.
         refusals: servers that refused without a reason, and are asked for their shares.
         asking: queries servers before shares are sent.
-        where: records what is stored.
+        where: records which shares are stored on which servers.
     """
 
     def __init__(
@@ -184,12 +178,15 @@ class UploadEvents:
                 upload.last_activity = self._clock.seconds()
                 if upload.share_number in there:
                     upload.close(ShareState.STORED)
-                # The server had no space, or has an unfinished upload. If that upload is ours, the writes
-                # resume it.
+                # A share that is not allocated: the server has no space, or has an unfinished upload of it.
+                # If that upload is this client's, the writes resume it.
                 upload.granted = upload.share_number in allocation.allocated
 
     def _refused_all(self, answer: AllocationResponse, error: ServerError) -> None:
-        """Record a server that says why it takes none of the shares; what it is sent is refused, too."""
+        """
+        Record a server that refuses all shares and gives the reason; shares that are being sent to it are
+        refused, too.
+        """
         for number in answer.numbers:
             self.refusals.note(answer.peer, number, error)
         for upload in self.uploads.open:
@@ -202,8 +199,8 @@ class UploadEvents:
         if upload.state is ShareState.STORED:
             self.where.stored(peer, number)
         elif upload.state is ShareState.LOST:
-            # Another client with the same secrets may have aborted the share, for instance after its own
-            # put failed.
+            # Another client with the same secrets may have aborted the share, for instance after its own put
+            # failed.
             self._aborted = self._aborted or isinstance(upload.error, NoSuchShare)
             self.plan.lost(number, peer)
         elif upload.state is ShareState.REFUSED:
@@ -219,14 +216,15 @@ class UploadEvents:
 # Putting one file on a grid, usually in one round trip.
 #
 # Data flows from the source through the encoding pipeline (worker threads) and the share uploads (one per
-# share) to the write pipelines (one per server). Allocations and writes are sent together, to the servers
-# of the plan's optimistic first placement. Responses are compared with the plan when they arrive, and
-# only a difference costs another round trip. A share that is reassigned late starts at the current
-# segment. The segments that it missed, and those lost with a connection, are encoded again from the source;
-# they are never kept in memory.
+# share) to the write pipelines (one per server). Allocations and writes are sent together, to the servers of
+# the plan's optimistic first placement. Responses are compared with the plan when they arrive, and only a
+# difference costs another round trip. A share that is reassigned late starts at the current segment. The
+# segments that it missed, and those lost with a connection, are encoded again from the source; they are never
+# kept in memory.
 #
-# An upload does not wait for the slowest server without need: a share upload delays the others by at most
-# the grace (``UploadSettings``). After that it is dropped if happiness holds without its share.
+# An upload does not wait for the slowest server without need: a share upload delays the others by at most the
+# grace (``UploadSettings``). When this time has passed, the share upload is dropped if happiness holds
+# without its share.
 
 _NONE: Mapping[int, Peer] = {}
 
@@ -236,10 +234,10 @@ class Upload:
     The upload of one encoded file (not of a literal one).
 
     Args:
-        begun: the state of a put that ``put_whole`` began and did not finish; it has reported the cap
-            already.
+        begun: the state of a put that ``put_whole`` began but did not finish; ``put_whole`` has already
+            reported the cap.
 
-    If another client stores the same shares at the same time (``contended``), a retry finds them.
+    If another client stores the same shares at the same time (``contended``), a retry finds these shares.
     """
 
     def __init__(
@@ -251,7 +249,7 @@ class Upload:
         self._cap_known = reports.cap_known if begun is None else None
         self._traffic = reports.traffic
         self._changed = Wakeup(clock)
-        self._uneventful = 0  # number of shares that may be stored before the next decision
+        self._uneventful = 0  # how many shares may be stored before the loop wakes
         self._begun = begun
         self._started = clock.seconds() if begun is None else begun.started
         events = UploadEvents(means, file, self._started, self._changed.fire, reports)
@@ -283,12 +281,12 @@ class Upload:
         try:
             await self._store()
         except (CancelledError, GeneratorExit):
-            # Unfinished shares stay allocated, so that a rerun can resume them.
+            # Unfinished shares stay allocated, so that a repeated put can resume them.
             self._release_all()
             raise
         except BaseException as error:
-            # If servers failed midway, a rerun can resume when they are back, provided that the shares
-            # are where the first placement of the rerun expects them.
+            # If servers failed midway, a repeated put can resume their shares when the servers are back,
+            # provided that the shares are where its first placement expects them.
             resumable = isinstance(error, UnhappyError) and self._uploads.lost_midway
             self._release_all(abort=True, keep=self._plan.first() if resumable else {})
             await self._uploads.wait_for_aborts(self._clock)
@@ -297,7 +295,7 @@ class Upload:
             self._segments.close()
         if self._superfluous:
             try:
-                # A caller that closes the grid now would leave unfinished shares on servers.
+                # If the caller closed the grid now, unfinished shares would stay on servers.
                 await self._uploads.wait_for_aborts(self._clock)
             except BaseException:
                 self._release_all()
@@ -308,7 +306,7 @@ class Upload:
         return self._result()
 
     async def _store(self) -> None:
-        """Query servers if that is worth it, send everything, and wait until it is stored."""
+        """Query servers if needed, send everything, and wait until the file is stored."""
         self._asking.ask()
         if self._asking.first:
             await self._await_first_responses()
@@ -337,7 +335,7 @@ class Upload:
         )
 
     async def _await_first_responses(self) -> None:
-        """Wait until the queried servers have responded, but not long for any of them."""
+        """Wait until the queried servers have responded, or have taken too long."""
         self._events.take_responses()
         while (left_s := self._asking.left_s(self._clock.seconds())) > 0:
             await self._changed.wait(max(TICK_S, left_s))
@@ -378,7 +376,9 @@ class Upload:
             self._held = [upload for upload in self._uploads.open if upload.sender.is_held]
 
     async def _settle(self) -> None:
-        """Wait until every share is acknowledged, or enough shares are and the grace is over."""
+        """
+        Wait until every share is acknowledged, or until enough shares are acknowledged and the grace is over.
+        """
         while True:
             self._process_events()
             if self._held and self._asking.left_s(self._clock.seconds()) <= 0:
@@ -411,7 +411,10 @@ class Upload:
             raise self._unhappy(self._plan.happiness())
 
     def _send_held(self) -> None:
-        """Send the withheld last bytes of shares that have sent everything else; keep the others."""
+        """
+        Send the withheld last byte of each share that has sent everything else; remember the shares that have
+        not.
+        """
         for upload in self._held:
             if upload.sender.is_held:
                 upload.release()
@@ -420,13 +423,13 @@ class Upload:
         ]
 
     def _until_decision(self) -> int:
-        """Return how many more shares must be stored before a decision is needed."""
+        """Return how many more shares must be stored before the loop must decide again."""
         missing = self._plan.missing
         open_ones = len(self._uploads.open)
         return min(missing, open_ones) if missing > 0 else open_ones
 
     def _share_stored(self) -> None:
-        # Waking up and checking everything for each of ten shares took a tenth of a small put's time.
+        # If each of ten stored shares woke the loop, this would take a tenth of a small put's time.
         if self._uneventful > 0:
             self._uneventful -= 1
         else:
@@ -484,8 +487,7 @@ class Upload:
 
     def _give_up_if_hopeless(self) -> None:
         """
-        Raise UnhappyError if too few shares can be stored, instead of sending a large file without
-        effect.
+        Raise UnhappyError if too few shares can be stored, so that a large file is not sent for nothing.
         """
         hopeless = not self._plan.will_be_enough()
         if hopeless and not self._allocations.waiting and not self._refusals.ask():
@@ -503,12 +505,13 @@ class Upload:
     def _take_back(self, upload: ShareUpload) -> None:
         self._plan.dropped(upload.share_number, upload.peer)
         if upload.sender.is_held:
-            # Everything else is sent; cancelling the writes would cost the connection.
+            # Everything but the last byte is sent; cancelling the writes would break the connection.
             upload.close(ShareState.DROPPED)
         else:
             upload.cancel(ShareState.DROPPED)
         self._uploads.abort_share(upload)
-        # a share upload whose last byte was withheld may have no pending call that would wake us
+        # a share upload whose last byte was withheld may have no pending call, so nothing else may wake the
+        # loop
         self._changed.fire()
 
     def _release_all(self, *, abort: bool = False, keep: Mapping[int, Peer] = _NONE) -> None:
@@ -518,9 +521,9 @@ class Upload:
 
     def _process_events(self) -> bool:
         """
-        Update the plan with what has happened, and open the share uploads that the plan wants now.
+        Update the plan with all new events, and open the share uploads that the plan wants now.
 
-        Returns whether anything new has happened.
+        Return whether there were any new events.
         """
         news = self._events.drain()
         if news:

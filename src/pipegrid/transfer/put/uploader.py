@@ -33,13 +33,13 @@ from pipegrid.transfer.put.upload_loop import Upload
 from pipegrid.transfer.results import PutReports, PutResult
 from pipegrid.transfer.settings import UploadSettings
 
-# Storing a file whose key is known: a small file with one request per server, any other with ``Upload``.
-# The upload is retried while another client stores the same file.
+# Storing a file whose key is known: a small file with one request per server, any other with ``Upload``. The
+# upload is retried while another client stores the same file.
 
 _CONTENTION_WAITS_S = (0.25, 0.5, 1.0, 2.0, 4.0)
 """
-Pauses before each retry when happiness fails because another client is uploading the same shares. When
-that client is done, its shares are found on the servers.
+Seconds to wait before each retry when happiness fails because another client is uploading the same shares.
+When that client has finished, its shares are found on the servers.
 """
 
 
@@ -48,7 +48,7 @@ async def store(means: PutContext, file: KeyedFile, reports: PutReports) -> PutR
     Store a file.
 
     Raises:
-        UnhappyError: it could not be spread over enough servers.
+        UnhappyError: the shares could not be spread over enough servers.
         SourceError: the source could not be read, or changed.
     """
     await means.full.check(means.grid, file)
@@ -91,21 +91,24 @@ def _say_what_is_lost(means: PutContext, file: KeyedFile) -> None:
         )
 
 
-# From a source to a keyed file: the steps before the network, and the limits on files, memory and
-# descriptors.
+# The steps of a put before the network, from a source to a file with its key; and the limits on files, memory
+# and descriptors.
 #
-# Small files become literal caps. Files of one segment are read once and encoded from memory, so that the
-# key always belongs to the bytes that are stored, even if the file changes. Larger files are read twice
-# and checked for changes in between.
+# Small files become literal caps. Files of one segment are read once and encoded from memory, so that the key
+# always belongs to the bytes that are stored, even if the file changes. Larger files are read twice and
+# checked for changes between the two readings.
 
 _FILES_PER_TURN = 12
-"""Small files are encoded on the reactor; 12 of them take about 5 ms."""
+"""Number of small files that are encoded in one reactor turn; this many take about 5 ms."""
 
 _OVERHEAD_BYTES = 64 << 10
 """Memory for the objects of even the smallest upload."""
 
 _OPEN_FILES = 64
-"""Limit of files open for reading at a time; some systems give a process 256 descriptors."""
+"""
+Maximum number of files that are open for reading at the same time; some systems give a process 256
+descriptors.
+"""
 
 
 class Uploader:
@@ -113,10 +116,10 @@ class Uploader:
     Stores files on one grid; runs any number of puts at the same time.
 
     Args:
-        memory: limits the memory of all uploads together while they encode.
+        memory: limits the memory that all uploads together use for encoding.
         notes: stores the secrets of running puts with random keys; None: such puts cannot be resumed.
         say: gets a sentence that the user should know in addition to the result.
-        history: where earlier puts have found existing shares.
+        history: whether earlier puts have found shares on unexpected servers.
     """
 
     def __init__(
@@ -164,7 +167,7 @@ class Uploader:
                 cap = LitCap(bytes(source.read_at(0, source.size)))
                 return PutResult(cap, source.size, 0, {}, {}, 0, self._clock.seconds() - started)
             servers, known = len(self._means.grid.takers), len(self._means.grid.peers)
-            if servers < happy:  # report it before a large file is read
+            if servers < happy:  # raise before a large file is read
                 raise too_few_servers(source.name, servers, happy, known - servers)
             geometry = params.geometry(source.size)
             lent = await self._memory.borrow(_held_bytes(geometry))
@@ -183,7 +186,7 @@ class Uploader:
             return BytesSource(given)
         grid = self._means.grid
         if not isinstance(given, (str, os.PathLike)):
-            # The caller's open file does not count towards our descriptors.
+            # A file that the caller has opened does not count towards this limit of descriptors.
             source = await open_for_put(given, grid.workers, self._clock)
             self._opened[source] = 0
             return source
@@ -194,7 +197,7 @@ class Uploader:
             self._descriptors.give_back(lent)
             raise
         if isinstance(opened, UncopiedSource):
-            # Reading a pipe may take forever; other files need not wait for its descriptor.
+            # Reading a pipe may take forever, so other files do not wait for its descriptor.
             self._descriptors.give_back(lent)
             lent = 0
             opened = await copy_unread(opened, grid.workers)

@@ -1,4 +1,4 @@
-"""Sending one share in batches of writes, without the bytes that the server has."""
+"""Send one share in batches of writes, without the bytes that the server already has."""
 
 from __future__ import annotations
 
@@ -15,29 +15,32 @@ from pipegrid.wire.storage_messages import WriteAnswer
 
 # Which bytes of one share must still be sent.
 #
-# A put that resumes an interrupted one starts as if the server had nothing: asking first would cost every
-# put a round trip. The response to the first write lists the bytes that the server still needs, and so
-# the bytes that it has. From then on, writes that lie wholly within present bytes are skipped. A rerun
-# sends the missing bytes and at most one window more, which leaves before the first response arrives.
+# A put that resumes an interrupted put starts as if the server had nothing: asking first would cost every put
+# a round trip. The response to the first write lists the bytes that the server still needs, and so the bytes
+# that it has. From then on, writes that lie wholly within present bytes are skipped. So a repeated put sends
+# the missing bytes and at most one window more, which is sent before the first response arrives.
 #
-# Pure: responses come in, decisions go out. The rules:
+# Pure: the caller reports responses and gets decisions. The rules:
 #
-# * **The last response counts**, and replaces the earlier ones. Writes that were sent since are not in it
-#   yet; that needs no other request. It may report fewer bytes than an earlier one, if the server has
-#   lost some; then the skipped bytes are sent at the end.
-# * **A response is untrusted input.** It decides which bytes are sent, never that the share is stored:
-#   only the response to the completing write says that. If everything was sent or skipped and no such
-#   response came, the server was wrong: ``unskip`` marks the skipped bytes as missing, and from then on
-#   nothing is skipped.
-# * **It is bounded.** A client that writes in order, as PipeGrid does, leaves one gap for each
-#   interruption and each lost connection. A response with more than ``MAX_GAPS`` gaps is ignored, which
-#   costs bytes but neither memory nor time.
+# * **The last response counts**, and replaces the earlier ones. It does not yet cover the writes that were
+#   sent after its request; they need no further request. It may report fewer bytes than an earlier response,
+#   if the server has lost some; then the skipped bytes are sent at the end.
+# * **A response is untrusted input.** It decides which bytes are sent, never that the share is stored: only
+#   the response to the completing write proves that. If everything was sent or skipped and no such response
+#   came, the server was wrong: ``unskip`` marks the skipped bytes as missing, and from then on nothing is
+#   skipped.
+# * **A response is bounded.** A client that writes in order, as PipeGrid does, leaves one gap for each
+#   interruption and each lost connection. A response with more than ``MAX_GAPS`` gaps is ignored, which costs
+#   bytes but neither memory nor time.
 #
 # Over Foolscap the response to a write does not list bytes, and an unfinished share is lost with its
-# connection. There only bytes that this process sent are skipped.
+# connection. So over Foolscap only bytes that this process sent are skipped.
 
 MAX_GAPS = 256
-"""An interrupted share and its reruns leave only a few gaps."""
+"""
+Maximum number of gaps in a response that is used; an interrupted share leaves only a few gaps, even after
+several resumed puts.
+"""
 
 NO_SEGMENTS = range(0)
 
@@ -47,13 +50,13 @@ class ResumeRanges:
     Which bytes of one share a server has, and which must still be sent.
 
     Args:
-        missed: segments that were sent to the other shares before this one was opened.
+        missed: segments that were sent to the other shares before this share was opened.
 
     Attributes:
         missed: segments that must be encoded again and sent, in this order.
         has_trailer: whether the hashes after the blocks were sent or skipped, and not lost.
-        upto: end of the last byte known to be present; 0 if none is. Most writes start after it, which is
-            a fast check.
+        upto: end of the last byte known to be present; 0 if none is. Most writes start at or after this
+            offset, which is quick to check.
         total_bytes: number of present bytes, by the last response.
         segments: range from the first to the last segment whose block was skipped.
         trailer: whether the hashes after the blocks were skipped.
@@ -85,17 +88,17 @@ class ResumeRanges:
 
     @property
     def has_skipped(self) -> bool:
-        """Whether anything was skipped because the server reported it as present."""
+        """Whether any write was skipped because the server reported its bytes as present."""
         return bool(self.segments) or self.trailer
 
     def answered(self, required: Sequence[tuple[int, int]], share_bytes: int) -> None:
         """
-        Process the server's list of bytes that it still needs; the share is not complete.
+        Process the server's list of bytes that it still needs, from a response that does not complete the
+        share.
 
         Args:
-            required: half-open ranges as received: in any order, overlapping, anywhere. An empty list, or
-                one without a range within the share, is ignored: a share that needs nothing would be
-                complete.
+            required: half-open ranges as received: in any order, overlapping, anywhere. If no range lies
+                within the share, the list is ignored, since a share that needs nothing would be complete.
         """
         if not self._trusted or not 0 < len(required) <= MAX_GAPS:
             return
@@ -117,8 +120,7 @@ class ResumeRanges:
 
     def gave(self, segment: int | None) -> None:
         """
-        Record that the block of a segment, or the hashes after the blocks (None), were given to the
-        sender.
+        Record that the block of a segment was given to the sender; None: the hashes after the blocks were.
         """
         if segment is None:
             self.has_trailer = True
@@ -148,7 +150,7 @@ class ResumeRanges:
 
 
 def joined(one: range, other: range) -> range:
-    """Return the range from the first of both ranges to the last, including any segments between them."""
+    """Return the smallest range that contains both ranges, including any segments between them."""
     if not one or not other:
         return one or other
     return range(min(one.start, other.start), max(one.stop, other.stop))
@@ -156,27 +158,27 @@ def joined(one: range, other: range) -> range:
 
 # The messages of one share, and their sizes.
 #
-# Pure. The encoder yields small writes; they are gathered into batches, and each batch is one request.
-# The pipeline's window limits the size of a batch to a part of the bytes that may be in flight.
+# Pure. The encoder yields small writes; these are gathered into batches, and each batch is one request. The
+# pipeline's window limits the size of a batch to a part of the bytes that may be in flight.
 
 BATCH_BYTES = 4 << 20
 """
-Largest batch, if the window allows it. Measured: a server takes 75 MB/s in pieces of 32 KiB, 173 MB/s in
-pieces of 128 KiB and 357 MB/s in pieces of 1 MiB. 100 MB cost ten Tahoe-LAFS servers 1.6 s of processor
-time in messages of 1 MiB, 1.4 s in 2 MiB and 1.25 s in 4 MiB.
+Maximum size of a batch, if the window permits it. Measured: a server takes 75 MB/s in pieces of 32 KiB, 173
+MB/s in pieces of 128 KiB and 357 MB/s in pieces of 1 MiB. 100 MB cost ten Tahoe-LAFS servers 1.6 s of
+processor time in messages of 1 MiB, 1.4 s in 2 MiB and 1.25 s in 4 MiB.
 """
 
 MIN_BATCH_BYTES = 64 << 10
 """
-Smallest full batch. Between this size and ``BATCH_BYTES`` the window decides: if one message filled the
-window, the window would be empty for a round trip after it. With a first window of 1 MiB and ten servers
-that would cost every large file a round trip.
+Smallest size at which a batch may count as full. Between this size and ``BATCH_BYTES`` the window decides: if
+one message filled the window, the next message could be sent only a round trip later. With a first window of
+1 MiB and ten servers that would cost every large file a round trip.
 """
 
 UNKEPT_BATCH_BYTES = 256 << 10
 """
-Batches from this size on need not stay in memory once sent; smaller ones are kept and sent again from
-memory.
+Batches of at least this size need not stay in memory once sent; smaller batches are kept, and sent again from
+memory if their connection is lost.
 """
 
 
@@ -207,8 +209,7 @@ class Batch:
 
     def add(self, write: ShareWrite, segment: int | None) -> None:
         """
-        Add a write that follows the batch's last byte; ``segment`` is the segment of a block, None for
-        hashes.
+        Add a write that begins where the batch ends. ``segment``: the segment of a block; None for hashes.
         """
         self.pieces.extend(write.pieces)
         self.length += write.length
@@ -228,14 +229,14 @@ class Batch:
     @property
     def is_small(self) -> bool:
         """
-        Whether the batch may grow without asking the window, which takes longer than everything else of a
-        small file.
+        Whether the batch may grow without a look at the window, which would take longer than everything else
+        of a small file.
         """
         return self.length < min(BATCH_BYTES, MIN_BATCH_BYTES)
 
     @property
     def may_be_released(self) -> bool:
-        """Whether the batch is so large that its bytes are encoded again rather than kept."""
+        """Whether the batch is too large to be kept in memory; if it is lost, its bytes are encoded again."""
         return self.length >= UNKEPT_BATCH_BYTES
 
     def is_full(self, liked_bytes: int, sent_before: int, turn: float) -> bool:
@@ -244,8 +245,8 @@ class Batch:
 
         Args:
             liked_bytes: the message size that the window prefers.
-            sent_before: number of messages of this share that were sent.
-            turn: size of the second message, as a fraction of a full one.
+            sent_before: number of messages of this share that were already sent.
+            turn: size of the second message, as a fraction of a full message.
         """
         message_bytes = min(BATCH_BYTES, liked_bytes)
         if sent_before == 1:
@@ -253,10 +254,10 @@ class Batch:
         return self.length >= min(BATCH_BYTES, max(MIN_BATCH_BYTES, message_bytes))
 
 
-# Sending: writes are gathered, then skipped or passed to the server's pipeline.
+# Sending: writes are gathered into batches, and either skipped or passed to the server's pipeline.
 #
-# If segments can be encoded again, a large batch need not be kept until it is acknowledged. Segments that
-# are lost with a connection then count as missed, like those that were sent before the share was opened.
+# If segments can be encoded again, a large batch need not be kept until it is acknowledged. Segments that are
+# lost with a connection then count as missed, like segments that were sent before the share was opened.
 
 BatchSent = Callable[[Deferred[WriteAnswer], Batch], Deferred[object]]
 
@@ -268,17 +269,17 @@ class ShareSender:
     Args:
         target: the share and the server.
         resume: which bytes need not be sent, and which segments were missed.
-        sent: gets the call of each batch that is sent; returns a Deferred that never fails, since shares
-            that use the same pipeline must not see this share's failures.
+        sent: gets the call of each batch that is sent; returns a Deferred that never fails, since shares that
+            use the same pipeline must not see this share's failures.
         changed: called when the sender can take more.
-        recodable: whether segments can be encoded again, so that bytes that the network has taken need
+        recodable: whether segments can be encoded again, so that bytes that were passed to the network need
             not be kept.
-        turn: size of the second message, as a fraction of a full one: more than 0, at most 1. If the
-            messages of all shares were full at the same time, they would be sent together, and servers
-            would be idle until the next ones are encoded.
+        turn: size of the second message, as a fraction of a full message: more than 0, at most 1. It differs
+            between shares: if the messages of all shares were full at the same time, they would be sent
+            together, and servers would be idle until the next messages are encoded.
 
     Attributes:
-        resume: as above.
+        resume: see the argument.
         stopped: whether the sender sends nothing more.
         all_sent: whether every byte of the share was passed to the pipeline.
     """
@@ -311,15 +312,15 @@ class ShareSender:
     @property
     def blocked(self) -> bool:
         """
-        Whether the sender takes no more: the window is full, and so is the next message, if the pipeline
-        gathers one.
+        Whether the sender takes no more data: the window is full, and the next message is full, too, if the
+        pipeline gathers one.
         """
         full = self._window_space is not None and not self.stopped
         return full and (self._is_ready or not self._pipeline.gathers)
 
     @property
     def _is_ready(self) -> bool:
-        """Whether a full message is gathered, by the message size that the pipeline prefers now."""
+        """Whether the gathered bytes fill a message of the size that the pipeline prefers now."""
         batch = self._batch
         if batch is None or batch.is_small or (batch.has_trailer and self._recodable):
             return False  # ``finish`` sends an upload's trailer
@@ -338,7 +339,7 @@ class ShareSender:
 
     def send(self, write: ShareWrite, segment: int | None = None) -> None:
         """
-        Send the bytes, now or with the next batch. They must not change until they are acknowledged.
+        Send these bytes, now or with the next batch. The buffers must not change until they are acknowledged.
 
         Args:
             segment: the segment of a block; None: the hashes after all blocks.
@@ -367,7 +368,7 @@ class ShareSender:
         return True
 
     def flush(self) -> None:
-        """Send the gathered bytes, unless the server has reported them as present meanwhile."""
+        """Send the gathered bytes, unless the server has reported in the meantime that it has them."""
         batch = self._batch
         if batch is None or self.stopped:
             return
@@ -398,21 +399,21 @@ class ShareSender:
         self.finish(False)
 
     def attach_sent(self) -> Batch:
-        """Mark the whole share as sent by another object; return it as a batch."""
+        """Record that another object has sent the whole share; return the share as a batch."""
         self.resume.missed, self.resume.has_trailer = NO_SEGMENTS, True
         self.all_sent = True
         return Batch(0, length=self._target.shares.share_bytes, has_trailer=True)
 
     def lost(self, batch: Batch) -> None:
-        """Record that a batch was lost with its connection after its bytes were dropped from memory."""
+        """Record that a batch was lost with its connection, after its bytes were released from memory."""
         self.resume.lost(batch.segments, batch.has_trailer)
         self.all_sent = False
         if not self.resume.has_trailer:
-            self._last = None  # it is sent again with the rest of the trailer
+            self._last = None  # the last byte is sent again with the rest of the trailer
         self._lost_writes = True
 
     def unskip(self) -> None:
-        """Send the skipped bytes after all: mark them as missing, so that they are encoded again."""
+        """Mark the skipped bytes as missing, so that they are encoded again and sent after all."""
         self.resume.unskip()
         self.stopped = self.all_sent = False
 
@@ -425,14 +426,14 @@ class ShareSender:
             room.cancel()
 
     def detach(self) -> None:
-        """Call no callbacks any more, and drop references to objects that refer to this one."""
+        """Drop all callbacks and all references to objects that refer to this object."""
         self._changed = lambda: None
         self._sent = _never_sent
 
     def _has_space(self, _result: object, room: Deferred[None]) -> None:
         if self._window_space is room:
             self._window_space = None
-            if self._is_ready:  # otherwise it grows, since the preferred message size has grown
+            if self._is_ready:  # if not, the batch grows: the preferred size has grown
                 self.flush()
             self._changed()
 

@@ -49,22 +49,22 @@ from pipegrid.wire.storage_messages import (
 
 # A storage server across the network: the contract over Foolscap.
 #
-# One connection is used for everything, and a server begins calls in the order in which they were sent.
-# So most operations are sent at once; ``_Sent.conflicts`` decides which wait:
+# One connection is used for everything, and a server begins calls in the order in which they were sent. So
+# most operations are sent at once; ``_Sent.conflicts`` decides which ones wait:
 #
-# * A write waits for the response to its allocation, which contains the reference to write to. All held
-#   writes, and the ``close`` after the last, then are sent together: a put is two round trips
+# * A write waits for the response to its allocation, which contains the reference to the remote writer. Then
+#   all waiting writes, and the ``close`` after the last one, are sent together: a put takes two round trips
 #   (``foolscap.uploads``).
-# * A question or an allocation waits for the responses to earlier writes to the same shares, since a
-#   server may take time to make a share durable, and carry out later calls meanwhile.
+# * A question or an allocation waits for the responses to earlier writes to the same shares: a server may
+#   take time to make a share durable, and carry out later calls meanwhile.
 #
 # ``reader_references`` describes how shares are read.
 #
-# **Limits of Foolscap.** An unfinished upload ends on the server with its connection: on a new one writes
-# fail with ``NoSuchShare``, and the upload must begin again.
+# **Limits of Foolscap.** When a connection ends, the server drops the unfinished uploads of that connection.
+# On a new connection, writes to them fail with ``NoSuchShare``, and the upload must begin again.
 
 WHOLE_BYTES = 124 * 1024
-"""The largest shares that are encoded whole, and fit in one call that is serialized at once."""
+"""The largest share that is encoded as a whole; a call with such a share is serialized at once."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -76,12 +76,12 @@ class FoolscapSettings:
     Limits and timeouts for one server.
 
     Attributes:
-        connect_timeout_s: until the server is found, including negotiation.
+        connect_timeout_s: maximum time until the server's remote reference is found, including negotiation.
         timeout_s: longest time without activity of the server while a response is outstanding.
         max_indexes: number of storage indexes whose references to shares are kept.
-        stream_piece_bytes, stream_pieces: a stream begins with this many pending pieces of this size;
-        later they are larger and fewer. At 100 ms that transfers 20 MB/s per share, and takes 2 MiB of
-        memory.
+        stream_piece_bytes, stream_pieces: size and number of a stream's pending pieces at the beginning;
+            later pieces are larger, and fewer are pending. With the defaults and a round trip of 100 ms, a
+            stream transfers 20 MB/s of one share and takes 2 MiB of memory.
     """
 
     connect_timeout_s: float = 15.0
@@ -94,11 +94,11 @@ class FoolscapSettings:
 
 class _Sent(OrderedCall):
     """
-    An operation, and which earlier operations it must wait for.
+    An operation that knows which earlier operations it must wait for.
 
     Args:
-        kind: "allocate", "write" (or abort), "store" (both in one), or "ask".
-        numbers: the shares that it concerns; None: all.
+        kind: "allocate", "write" (or abort), "store" (allocation and writes in one operation), or "ask".
+        numbers: the numbers of the shares that the operation concerns; None: all shares of the index.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class _Sent(OrderedCall):
         self.numbers = numbers
 
     def conflicts(self, other: OrderedCall) -> bool:
-        """Return whether this operation must wait for the end of the other, which came first."""
+        """Return whether this operation must wait for the end of ``other``, which was called first."""
         assert isinstance(other, _Sent)
         apart = (
             self.numbers is not None
@@ -122,15 +122,16 @@ class _Sent(OrderedCall):
             return True
         if other.kind == "write" or (other.kind, self.kind) == ("allocate", "write"):
             return True
-        # The server keeps the order of sent calls; only an operation that was not sent yet can be
-        # overtaken.
+        # The server keeps the order of calls. So if the earlier operation was sent, nothing can overtake it.
         return not other.started
 
 
 def _question(
     method: Callable[Concatenate[Any, bytes, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, bytes, P], Deferred[T]]:
-    """Make a method of ``FoolscapServer`` run in its turn, as a question about all shares of an index."""
+    """
+    Make a method of ``FoolscapServer`` wait for its turn, as a question about all shares of a storage index.
+    """
     notify_deferred(method)
 
     @wraps(method)
@@ -175,7 +176,7 @@ class FoolscapServer(StoresApart):
 
     @property
     def is_connected(self) -> bool:
-        """Whether the connection is up, so that a call is sent at once."""
+        """Whether the connection is up, so that calls are sent at once."""
         return self._link.is_up
 
     @property
@@ -200,7 +201,10 @@ class FoolscapServer(StoresApart):
     def allocate(
         self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Allocation]:
-        """Request space; see the contract. The client's own unfinished uploads are in neither set."""
+        """
+        Request space; see ``StorageServer.allocate``. Unfinished uploads of the same client are in neither
+        set.
+        """
         wanted = frozenset(share_numbers)
         allocate = partial(self._allocate, storage_index, wanted, share_bytes, secrets)
         return self._submit("allocate", wanted or None, storage_index, allocate)
@@ -230,15 +234,15 @@ class FoolscapServer(StoresApart):
     @property
     def whole_bytes(self) -> int:
         """
-        The largest share to store whole: there is no combined call, but it halves the client's cost of a
-        small file.
+        The largest share for ``store_whole``. Foolscap has no combined call, but ``store_whole`` halves the
+        client's CPU time for a small file.
         """
         return WHOLE_BYTES
 
     def store_whole(
         self, storage_index: bytes, shares: Shares, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Stored]:
-        """Store whole shares; see the contract."""
+        """Store whole shares; see ``StorageServer.store_whole``."""
 
         async def store() -> Stored:
             numbers = frozenset(shares)
@@ -253,7 +257,7 @@ class FoolscapServer(StoresApart):
             outcomes = await DeferredList(written.values(), consumeErrors=True)
             failed = why_failed(zip(written, outcomes, strict=True))
             for number in failed.keys() & allocation.allocated:
-                with suppress(ServerError):  # a retry must not find the damaged share
+                with suppress(ServerError):  # so that a retry does not find the damaged share
                     await self._uploads.abort(storage_index, number, secrets.upload)
             self._readers.forget(storage_index)
             return Stored(allocation, failed)
@@ -271,7 +275,7 @@ class FoolscapServer(StoresApart):
         release: Callable[[], None] | None = None,
         again: bool = False,
     ) -> Deferred[WriteAnswer]:
-        """Write to an unfinished share; see the contract. At least one byte."""
+        """Write at least one byte to an unfinished share; see ``StorageServer.write``."""
         if not any(map(len, data)):
             return fail(nothing_to_write())
 
@@ -288,7 +292,7 @@ class FoolscapServer(StoresApart):
     def abort(
         self, storage_index: bytes, share_number: int, upload_secret: bytes
     ) -> Deferred[None]:
-        """Abort an unfinished upload; see the contract."""
+        """Abort an unfinished upload; see ``StorageServer.abort``."""
         abort = partial(self._uploads.abort, storage_index, share_number, upload_secret)
         return self._submit("write", {share_number}, storage_index, abort)
 
@@ -296,27 +300,27 @@ class FoolscapServer(StoresApart):
 
     @_question
     async def list_shares(self, storage_index: bytes) -> frozenset[int]:
-        """Ask for the numbers of all complete shares."""
+        """Ask for the numbers of all complete shares of a storage index."""
         return frozenset(await self._readers.ask(storage_index, again=True))
 
     def read(
         self, storage_index: bytes, share_number: int, offset: int, length: int
     ) -> Deferred[bytes]:
-        """Read from a complete share; see the contract."""
+        """Read from a complete share; see ``StorageServer.read``."""
         read = partial(self._readers.read, storage_index, share_number, offset, length)
         return self._submit("ask", {share_number}, storage_index, read)
 
     def stream(
         self, storage_index: bytes, share_number: int, offset: int, length: int, consumer: IConsumer
     ) -> Deferred[int]:
-        """Read a complete share into a consumer; see the contract."""
+        """Read a complete share into a consumer; see ``StorageServer.stream``."""
         find = partial(self._readers.find, storage_index, share_number)
         opening = self._submit("ask", {share_number}, storage_index, find)
         return Deferred.fromCoroutine(self._readers.stream(opening, find, offset, length, consumer))
 
     @_question
     async def add_lease(self, storage_index: bytes, lease: LeaseSecrets) -> None:
-        """Add or renew a lease on every share of the index; see the contract."""
+        """Add or renew a lease on every share of the storage index; see ``StorageServer.add_lease``."""
         shares = self._readers.ask(storage_index, again=True)
         await self._lease_found(storage_index, lease, shares, "upload")
 
@@ -326,7 +330,9 @@ class FoolscapServer(StoresApart):
 
     @_question
     async def lease_listed(self, storage_index: bytes, lease: LeaseSecrets) -> None:
-        """Add or renew a lease where there are shares, in one call; see ``transport.surveys``."""
+        """
+        Add or renew a lease on every share of the storage index, in one call; see ``transport.surveys``.
+        """
         await self._lease(storage_index, lease)
 
     async def _lease(self, storage_index: bytes, lease: LeaseSecrets) -> None:
@@ -339,7 +345,10 @@ class FoolscapServer(StoresApart):
         listing: Coroutine[Any, Any, Collection[int]],
         first: str,
     ) -> None:
-        """Add a lease. Foolscap does not report whether there were shares, so they are listed, too."""
+        """
+        Add a lease, and list the shares at the same time: the response to ``add_lease`` does not show whether
+        there are any.
+        """
         added = Deferred.fromCoroutine(self._lease(storage_index, lease))
         _, shares = await all_ended([added, Deferred.fromCoroutine(listing)])
         if not shares:
@@ -348,7 +357,7 @@ class FoolscapServer(StoresApart):
     def advise_corrupt_share(
         self, storage_index: bytes, share_number: int, reason: str
     ) -> Deferred[None]:
-        """Report a corrupt share to the server's operator; see the contract."""
+        """Report a corrupt share to the server's operator; see ``StorageServer.advise_corrupt_share``."""
 
         async def advise() -> None:
             reader = await self._readers.find(storage_index, share_number)
@@ -357,8 +366,8 @@ class FoolscapServer(StoresApart):
         return self._submit("ask", {share_number}, storage_index, advise)
 
     # Slots: read-test-write, and reading all shares of a slot in one call. A server carries out calls on one
-    # slot in the order in which they were sent. A slot is identified by its storage index only, so nothing is
-    # kept here, and a lost connection loses only pending responses.
+    # slot in the order in which they were sent. A slot is identified by its storage index only. So this
+    # client keeps no references for slots, and when a connection is lost, only pending responses are lost.
     #
     # Source: the format reference, storage protocols, section 2.3.
 
@@ -366,7 +375,10 @@ class FoolscapServer(StoresApart):
     async def read_test_write(
         self, storage_index: bytes, secrets: SlotSecrets, changes: Changes, reads: Reads = ()
     ) -> SlotResult:
-        """Test, read and write a slot; see the contract. It is not sent again after a lost connection."""
+        """
+        Test, read and write a slot; see ``StorageServer.read_test_write``. The call is not repeated after a
+        lost connection.
+        """
         success, data = await self._link.call_storage(
             "slot_testv_and_readv_and_writev",
             storage_index,
@@ -379,7 +391,7 @@ class FoolscapServer(StoresApart):
 
     @_question
     async def list_slot(self, storage_index: bytes) -> frozenset[int]:
-        """Ask for the numbers of all mutable shares."""
+        """Ask for the numbers of all mutable shares of a slot."""
         return frozenset(await self._read_slot(storage_index))
 
     @_question
@@ -392,7 +404,7 @@ class FoolscapServer(StoresApart):
     async def _read_slot(
         self, storage_index: bytes, reads: Reads = (), numbers: Sequence[int] = ()
     ) -> SlotData:
-        """Read from shares; without numbers from all of them."""
+        """Read from the shares with these numbers; an empty sequence means all shares of the slot."""
         data = await self._link.call_storage(
             "slot_readv",
             storage_index,
@@ -406,7 +418,9 @@ class FoolscapServer(StoresApart):
     async def read_slot_share(
         self, storage_index: bytes, share_number: int, offset: int, length: int
     ) -> bytes:
-        """Read from one mutable share, in as many calls as the length needs; see the contract."""
+        """
+        Read from one mutable share; see ``StorageServer.read_slot_share``. A long read takes several calls.
+        """
         reads = [
             Deferred.fromCoroutine(self._read_slot(storage_index, [each], [share_number]))
             for each in in_pieces(offset, length)
@@ -418,7 +432,7 @@ class FoolscapServer(StoresApart):
 
     @_question
     async def add_slot_lease(self, storage_index: bytes, lease: LeaseSecrets) -> None:
-        """Add or renew a lease on every share of a slot; see the contract."""
+        """Add or renew a lease on every share of a slot; see ``StorageServer.add_slot_lease``."""
         shares = self._read_slot(storage_index)
         await self._lease_found(storage_index, lease, shares, "store")
 
@@ -427,8 +441,9 @@ class FoolscapServer(StoresApart):
         self, storage_index: bytes, share_number: int, reason: str
     ) -> None:
         """
-        Report a corrupt mutable share to the server's operator; see the contract. The shares are listed, too,
-        to find out whether it exists.
+        Report a corrupt mutable share to the server's operator; see
+        ``StorageServer.advise_corrupt_slot_share``. The shares are also listed, since the response does not
+        show whether the share exists.
         """
         advised = self._link.call_storage(
             "advise_corrupt_share", b"mutable", storage_index, share_number, _reason_text(reason)
@@ -439,7 +454,10 @@ class FoolscapServer(StoresApart):
             raise no_share(self._name, share_number)
 
     def _checked(self, data: Any, reads: Reads) -> SlotData:
-        """Return the data if they match the reads: one piece for each read, none too long."""
+        """
+        Return the data after checking that they match the reads: one piece for each read, none longer than
+        the read.
+        """
         check_numbers(self._name, "a read of mutable shares", data)
         if not fits_reads(data, reads):
             raise nonsense(

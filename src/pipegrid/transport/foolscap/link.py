@@ -1,4 +1,4 @@
-"""The connection to a Foolscap server: connecting, timeouts, rate limit."""
+"""The connection to a Foolscap server: connecting, timeouts, and the rate limit."""
 
 from __future__ import annotations
 
@@ -53,17 +53,21 @@ from pipegrid.wire.server_address import Furl
 MAX_SHARE_NUMBER = 255
 
 READ_PIECE_BYTES = 16 << 20
-"""Longer reads take several calls: a message is in memory as a whole, at both ends."""
+"""
+The maximum size of a read in one call. A longer read takes several calls, since a message is in memory as a
+whole, at both ends.
+"""
 
 SLOWEST_BYTES_PER_S = 2000
 """
-Rate of a link that is still waited for, as over HTTPS: the response to a message of megabytes comes when
-all of the message has arrived, or is itself one large message; until then there is no activity.
+The slowest link for which calls do not time out, as over HTTPS. While a message of megabytes is transferred
+there is no activity: a response comes only when all of its call has arrived, and is itself one message.
 """
 
 _excerpt = partial(excerpt, characters=160)
 
-# By the last part of an exception's name: those of PipeGrid's servers, and those of Tahoe-LAFS 1.20.0.
+# The error class for an exception on the server, by the last part of the exception's name. PipeGrid's servers
+# and Tahoe-LAFS 1.20.0 use these names.
 _MEANINGS: dict[str, type[ServerRefused]] = {
     "NoSuchShare": NoSuchShare,
     "ConflictingWrite": ConflictingWrite,
@@ -79,10 +83,10 @@ class Connector(Protocol):
     """Establishes connections to one server; in production ``link.TubConnector``."""
 
     def connect(self) -> Deferred[Any]:
-        """Fire with a remote reference to the storage server, over a connection that may be new."""
+        """Fire with a remote reference to the storage server, over a new or an existing connection."""
 
     def close(self) -> Deferred[Any]:
-        """Close the connection, and stop connecting; fires when it is closed."""
+        """Close the connection, and stop connecting; fires when the connection is closed."""
 
 
 class FoolscapLink:
@@ -91,11 +95,13 @@ class FoolscapLink:
 
     Args:
         server: the server's name for messages.
-        on_lost: called whenever a connection is lost: references to the server are then invalid.
+        on_lost: called whenever a connection is lost: all references to objects on the server are then
+            invalid.
 
     Attributes:
         canary: a remote object that shows the server whether this client is still connected.
-        heard_s: when the server last responded, or the first outstanding call was sent, by the clock.
+        heard_s: the time of the server's last response, or when a call was sent while no response was
+            outstanding, by the clock.
     """
 
     def __init__(
@@ -122,7 +128,7 @@ class FoolscapLink:
         self._timer = Timer(clock, self._look)
         self._closed = False
         self._reason: ServerError | None = (
-            None  # why this object closed the last connection, if it did
+            None  # why this object closed the last connection; None: it did not
         )
 
     def __repr__(self) -> str:
@@ -154,8 +160,8 @@ class FoolscapLink:
         Call a method of an object on the server; fails with ``ServerError``s only.
 
         Args:
-            share_bytes: share data in the call or its response, if there may be much: the time limit
-                grows with it.
+            share_bytes: how many bytes of share data the call or its response contains, if they may be many;
+                the timeout grows with this number.
         """
         self._outstanding += 1
         self._outstanding_bytes += share_bytes
@@ -167,7 +173,7 @@ class FoolscapLink:
         return answer.addErrback(lambda failure: Failure(self._explain(failure, method)))
 
     async def call_storage(self, method: str, *arguments: Any, share_bytes: int = 0) -> Any:
-        """Call a method of the storage server itself, like ``call``; connects if needed."""
+        """Call a method of the storage server itself, as ``call`` does; connects if needed."""
         return await self.call(await self.storage(), method, *arguments, share_bytes=share_bytes)
 
     def close(self) -> Deferred[Any]:
@@ -184,7 +190,7 @@ class FoolscapLink:
         self._connecting = None
         # Foolscap checks responses against the declared interface only if the other end names that
         # interface.
-        tracker = getattr(storage, "tracker", None)  # the response may also be a number, or a list
+        tracker = getattr(storage, "tracker", None)  # a server may send a number or a list
         if tracker is None or tracker.interface is not RIStorageServer:
             self._waiting.fail(_no_storage(self._server))
             if tracker is not None:
@@ -214,10 +220,10 @@ class FoolscapLink:
         why = _excerpt(str(failure.value)).removesuffix(".") or type(failure.value).__name__
         if failure.check(
             TimeoutError
-        ):  # its text describes the timer, which does not help the user
+        ):  # Twisted's text names the timer, which does not help the user
             why = f"it was not usable after {self._connect_timeout_s:g} s"
         elif failure.check(BananaError) and not failure.check(LimitExceeded):
-            why = "what answers there does not speak Foolscap"  # Python's text contains class names
+            why = "what answers there does not speak Foolscap"  # Foolscap's text has class names
         return ServerUnreachable(
             f"cannot connect to {server} over Foolscap: {why}; is it running, and is this its fURL?",
             server,
@@ -229,7 +235,7 @@ class FoolscapLink:
             self._on_lost()
 
     def _drop(self, error: ServerError) -> None:
-        """Close this connection; all unanswered calls fail with the error."""
+        """Close this connection, and fail all unanswered calls with the error."""
         storage = self._storage
         if storage is not None:
             self._reason = error
@@ -308,45 +314,46 @@ def _no_storage(server: str) -> ServerProtocolError:
 
 
 def _end_connection(storage: Any) -> None:
-    # A tub cannot close one connection, but its broker can. The reason also goes to Foolscap's own calls,
-    # which expect this exception.
+    # A tub cannot close one connection, but the connection's broker can. Foolscap's own calls get the reason,
+    # too, and expect this exception.
     storage.tracker.broker.shutdown(Failure(ConnectionDone()))
 
 
 def check_numbers(server: str, question: str, numbers: Any) -> None:
-    """Raise ServerProtocolError unless all are valid share numbers."""
+    """Raise ServerProtocolError unless all numbers are valid share numbers."""
     if not all(0 <= number <= MAX_SHARE_NUMBER for number in numbers):
         raise nonsense(server, question, "numbers that no share can have")
 
 
 def in_pieces(offset: int, length: int) -> list[tuple[int, int]]:
-    """Return the pieces, (offset, length), in which to read a range; at least one."""
+    """Split a range into pieces for one call each; returns (offset, length) of each piece, at least one."""
     ends = range(offset, offset + max(1, length), READ_PIECE_BYTES)
     return [(at, min(READ_PIECE_BYTES, offset + length - at)) for at in ends]
 
 
-# Connections to Foolscap servers over TCP: a tub for each server, with the same lifetime.
+# Connections to Foolscap servers over TCP. Each connector has a tub for its server, and stops the tub when it
+# is closed.
 
 MAX_HINTS = 16
 """
-Limit of one server's addresses. Foolscap connects to all at once, and an announcement may contain
-hundreds.
+The maximum number of a server's addresses that are tried. Foolscap connects to all at once, and an
+announcement may contain hundreds.
 """
 
 RECEIVE_BYTES = 256 * 1024
-"""Bytes to read from the socket at a time."""
+"""The maximum number of bytes in one read from the socket."""
 
 LONGEST_WORD_BYTES = 1024
-"""All words that Foolscap abbreviates are much shorter."""
+"""Longer strings are not looked up: all words that Foolscap abbreviates are much shorter."""
 
 BOUNDS = Bounds(answer_cost=answer_cost, allocated=ALLOCATED)
 """
-A response may be as large as its call permits; a server may call no object of this client except the tub
-itself.
+Limits for a client's connection: a response may be as large as its call permits, and the server may call no
+object of this client except the tub itself.
 """
 
 LOST_AFTER_S = 2 * KEEPALIVE_S
-"""A server that is silent for this long counts as gone."""
+"""A server that is silent for this long counts as lost."""
 
 
 class TubConnector:
@@ -355,9 +362,9 @@ class TubConnector:
 
     Args:
         policy: the way to each of the fURL's addresses.
-        throttle: limits the rate of the connection, together with all others.
-        pin: hash of the key that the server's certificate must have, in addition to being the fURL's, as
-            in NURLs; None: the fURL suffices.
+        throttle: limits the total rate of this connection and all others.
+        pin: SHA-256 of the public key that the server's certificate must have, as in NURLs; the certificate
+            must also be the one that the fURL names. None: only the fURL is checked.
 
     Raises:
         UsageError: the policy permits no connection to an address of the fURL.
@@ -382,7 +389,7 @@ class TubConnector:
         self._closed = False
 
     def connect(self) -> Deferred[Any]:
-        """Connect, unless there is a connection, and ask for the storage server."""
+        """Connect if there is no connection, and ask for a remote reference to the storage server."""
         if self._closed:
             return fail(UsageError("this connector was closed; make another"))
         if self._tub is None:
@@ -396,14 +403,14 @@ class TubConnector:
 
     def _found(self, storage: Any) -> Any:
         if not IRemoteReference.providedBy(storage):
-            return storage  # the object is no remote reference; the link reports that
+            return storage  # not a remote reference; the link reports the error
         self._check(storage.tracker.broker)
         return _hurry(storage)
 
     def _check(self, broker: Any) -> None:
         """
-        Check that the server owns the pinned key: shares stored on another server would not be found
-        later.
+        Check that the server owns the pinned key: over HTTPS, the client would not find shares that another
+        server has stored.
         """
         if self._pin is not None:
             der = dump_certificate(FILETYPE_ASN1, broker.transport.getPeerCertificate())
@@ -421,10 +428,10 @@ class TubConnector:
 
 class ShortWords(dict[bytes, int]):
     """
-    The words that Foolscap abbreviates.
+    The words that Foolscap abbreviates, without a lookup of long strings.
 
-    Foolscap looks up every string that it sends, and Python computes a hash of the whole string for that.
-    Share data are strings, too, so this took a tenth of a put's time.
+    Foolscap looks up every string that it sends, and a lookup computes a hash of the whole string. Foolscap
+    sends share data as strings, so the hashes took a tenth of a put's time.
     """
 
     def __contains__(self, word: object) -> bool:
@@ -433,7 +440,8 @@ class ShortWords(dict[bytes, int]):
 
 def _hurry(storage: Any) -> Any:
     """
-    Send each message without waiting for the acknowledgement of the one before, and use large buffers.
+    Set up a connection to send each message at once, without waiting for acknowledgements of earlier ones,
+    and to use large buffers.
     """
     broker = storage.tracker.broker
     transport = broker.transport
@@ -449,7 +457,8 @@ def _hurry(storage: Any) -> Any:
 # Foolscap connections that share the rate limit with all others: see ``transport.throttle``.
 #
 # Foolscap starts TLS on a connection that is in use already (``startTLS``). So Foolscap gets the limited
-# connection, and TLS is inserted between the two: every byte counts, as with HTTPS.
+# connection, and TLS is inserted between Foolscap and the limited connection: every byte counts, as with
+# HTTPS.
 
 
 class _StartsTls(Throttled):
@@ -463,8 +472,8 @@ class _StartsTls(Throttled):
     TLS = False
 
     def startTLS(self, context: Any, normal: bool = True) -> None:
-        """Start TLS, as the client unless ``normal`` is False."""
-        nothing: Any = None  # there is no factory to wrap, only a protocol
+        """Start TLS, as the client if ``normal`` is True, else as the server."""
+        nothing: Any = None  # the wrapped factory: none, since only a protocol is wrapped
         factory = TLSMemoryBIOFactory(context, normal, nothing)
         tls: Any = factory.protocol(factory, self.protocol, False)
         self.protocol = tls
@@ -492,7 +501,7 @@ class _StartsTls(Throttled):
             super().loseConnection(*arguments)
 
     def registerProducer(self, producer: Any, streaming: bool) -> None:
-        """Register a producer, which may be asked to pause."""
+        """Register a producer, which is asked to pause while too many bytes wait."""
         if self.TLS:
             self.protocol.registerProducer(producer, streaming)
         else:
@@ -506,7 +515,7 @@ class _StartsTls(Throttled):
 
 
 class _Beneath:
-    """The connection below its TLS: written bytes are sent as they are."""
+    """The transport below TLS on a limited connection: written bytes are sent without further encryption."""
 
     def __init__(self, connection: _StartsTls) -> None:
         self._connection = connection
@@ -526,7 +535,7 @@ class _Beneath:
         Throttled.loseConnection(self._connection, *arguments)
 
     def registerProducer(self, producer: Any, streaming: bool) -> None:
-        """Register TLS as the producer, which may be asked to pause."""
+        """Register TLS as the producer, which is asked to pause while too many bytes wait."""
         Throttled.registerProducer(self._connection, producer, streaming)
 
     def unregisterProducer(self) -> None:

@@ -1,4 +1,4 @@
-"""Reading shares of a Foolscap server: references to them are found, cached and renewed."""
+"""Reads of shares on a Foolscap server, and the references to these shares, which are cached and renewed."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from pipegrid.transport.interface import PausableStream, no_share, nonsense, str
 
 class FoolscapReaders:
     """
-    References to all shares of one connection, and reads through them.
+    References to the shares of one server over one connection, and reads through these references.
 
-    A share is read through a reference from ``get_buckets``, which takes one more round trip the first
-    time. References are kept while the connection lasts, for the most recently used storage indexes.
-    Requests for the references of an index at the same time (a list, and the reads directly after it) are
-    combined. A share may be deleted, and stored again, while its reference is kept: when the server
-    refuses a read, references are requested again, once.
+    A share is read through a reference from ``get_buckets``, which takes one more round trip the first time.
+    References are kept while the connection lasts, for the most recently used storage indexes. Requests for
+    the references of an index at the same time (a list, and the reads directly after it) are combined. A
+    share may be deleted and stored again while its reference is kept. So when the server refuses a read, the
+    references are requested again, once.
 
     Args:
         server: the server's name for messages.
         max_indexes: number of storage indexes whose references are kept.
-        piece_bytes, pieces: a stream begins with this many pending pieces of this size; later they are
-        larger and fewer.
+        piece_bytes, pieces: size and number of a stream's pending pieces at the beginning; later pieces are
+            larger, and fewer are pending.
     """
 
     def __init__(
@@ -56,7 +56,8 @@ class FoolscapReaders:
         Return a reference to a share.
 
         Args:
-            instead_of: a reference that must not be used any more.
+            instead_of: a reference that the server has refused; if this reference is still kept, a new one is
+                requested.
         """
         readers = self._readers.get(storage_index)
         if readers is not None and readers.get(share_number) is instead_of is not None:
@@ -72,11 +73,11 @@ class FoolscapReaders:
 
     async def ask(self, storage_index: bytes, again: bool = False) -> dict[int, Any]:
         """
-        Return references to all shares of an index.
+        Return references to all shares of a storage index.
 
         Args:
-            again: whether to send the request even if one is pending, since its response might be out of
-                date.
+            again: whether to send a request even if one is pending, since the pending response might be out
+                of date.
         """
         question = self._questions.get(storage_index)
         if question is not None and not again:
@@ -90,14 +91,15 @@ class FoolscapReaders:
         try:
             readers = await self._link.call_storage("get_buckets", storage_index)
             check_numbers(self._server, "a question for shares", readers)
-        except Exception as error:  # of any kind, since a caller waits
+        except Exception as error:  # any error, since callers wait for the outcome
             question.fail(error)
             return
         finally:
             current = self._questions.get(storage_index) is question
             if current:
                 del self._questions[storage_index]
-        # otherwise the index was changed meanwhile, so that the response may be out of date
+        # If this question is not current, the index was changed meanwhile, and the response may be out of
+        # date.
         if current and readers:
             self._readers[storage_index] = readers
             self._readers.move_to_end(storage_index)
@@ -106,7 +108,7 @@ class FoolscapReaders:
         question.fire(readers)
 
     def forget(self, storage_index: bytes) -> None:
-        """Drop the references of an index, which may be out of date."""
+        """Drop the references of a storage index, since they may be out of date."""
         self._readers.pop(storage_index, None)
         self._questions.pop(storage_index, None)
 
@@ -115,7 +117,7 @@ class FoolscapReaders:
     async def read(
         self, storage_index: bytes, share_number: int, offset: int, length: int
     ) -> bytes:
-        """Return bytes of a share; if the server refuses, request the reference again, once."""
+        """Return bytes of a share; if the server refuses, request a new reference and read again, once."""
         reader = await self.find(storage_index, share_number)
         try:
             return await self._read_all(reader, offset, length)
@@ -126,7 +128,7 @@ class FoolscapReaders:
     @as_deferred
     async def _read(self, reader: Any, offset: int, length: int) -> bytes:
         data = await self._link.call(reader, "read", offset, length)
-        if type(data) is not bytes:  # a reader that names no interface may return anything
+        if type(data) is not bytes:  # a reader that declares no interface may return anything
             raise nonsense(self._server, "a read", "something that is not bytes")
         if len(data) > length:
             raise nonsense(
@@ -149,18 +151,18 @@ class FoolscapReaders:
         consumer: IConsumer,
     ) -> int:
         """
-        Read a share into a consumer.
+        Read a share into a consumer; returns the number of bytes delivered.
 
         Args:
             opening: fires with a reference to the share.
-            renew: finds another reference, like ``find``.
+            renew: returns a new reference to the share, like ``find``.
         """
         reader = await opening
         with streaming(self._streams, consumer) as stream:
             return await self._pump(reader, renew, stream, offset, length, consumer)
 
     def give_up_streams(self, reason: Callable[[], ServerError]) -> None:
-        """End all streams, each with its own error."""
+        """End all streams, each with an error that ``reason`` returns."""
         for stream in list(self._streams):
             stream.give_up(reason())
 
@@ -211,9 +213,9 @@ class FoolscapReaders:
         """
         Return the size of the next piece to request.
 
-        Every piece costs both ends about 0.6 ms in addition to its bytes. So a piece has at least the
-        size of what was delivered so far, up to half of the pending bytes. The first pieces are small:
-        the consumer waits for the first, and may stop soon, which would waste pending bytes.
+        Every piece costs both ends about 0.6 ms in addition to its bytes. So a piece is at least as large as
+        all bytes delivered so far, up to half of the limit for pending bytes. The first pieces are small: the
+        consumer waits for the first one, and may stop soon, which would waste pending bytes.
         """
         return min(max(self._piece_bytes, delivered), self._asked_bytes // 2)
 

@@ -16,12 +16,13 @@ from pipegrid.wire.storage_messages import Pieces, WriteAnswer
 
 class UnfinishedShare:
     """
-    One share, and the remote writer for it.
+    One unfinished share, and the remote writer for it.
 
     Invariant: ``sent`` contains exactly the bytes that were written successfully or are in flight.
 
     Attributes:
-        overlaps: whether a write overlapped bytes that were sent before, so that it may be refused.
+        overlaps: whether a write overlapped bytes that were sent before, so that the server may refuse that
+            write.
         closing: whether ``close`` was sent.
         damaged: whether a write failed after ``close`` was sent.
     """
@@ -40,11 +41,11 @@ class UnfinishedShare:
 
     @property
     def complete(self) -> bool:
-        """Whether all bytes are written or in flight."""
+        """Whether all bytes of the share are written or in flight."""
         return self.sent.total == self.share_bytes
 
     def send(self, begin: int, end: int) -> object:
-        """Record a write; return a token for ``answered``."""
+        """Record that a write of these bytes is sent; return a token for ``answered``."""
         self.overlaps = self.overlaps or bool(self.sent.overlap(begin, end))
         self.sent.add(begin, end)
         token = object()
@@ -52,7 +53,7 @@ class UnfinishedShare:
         return token
 
     def answered(self, token: object, good: bool) -> None:
-        """Record the response to a write."""
+        """Record the response to the write that has this token."""
         begin, end = self._in_flight.pop(token)
         if good:
             self._written.add(begin, end)
@@ -68,7 +69,7 @@ class UnfinishedShare:
             await self._settled.wait()
 
     def required(self) -> tuple[Range, ...]:
-        """Return the ranges that were not sent yet."""
+        """Return the ranges that were not sent yet, or whose writes failed."""
         return tuple(self.sent.gaps(0, self.share_bytes))
 
 
@@ -76,20 +77,21 @@ class FoolscapUploads:
     """
     All unfinished shares of one connection.
 
-    The contract has no ``close``, Foolscap has one: it is sent directly after the write that completes a
-    share. So a share costs one round trip after its allocation, however many writes it takes.
+    The contract has no ``close``, but Foolscap has one: ``close`` is sent directly after the write that
+    completes a share. So a share takes one round trip after its allocation, however many writes it takes.
 
-    This is safe as long as no write can be refused because of its content. An overlapping write may be,
-    since the server compares it with existing bytes; then the share is closed only after all its writes
-    are answered. That costs a round trip, but regular uploads do not overlap. If a write fails for
-    another reason (a full disk) after ``close`` was sent, the share fails: PipeGrid's servers then refuse
-    the ``close``; others may keep a damaged share, which its hashes reveal.
+    This is safe as long as the server can refuse no write because of its content. It may refuse an
+    overlapping write, since it compares the bytes with the existing ones. So if writes overlap, the share is
+    closed only after all its writes are answered. That takes another round trip, but regular uploads do not
+    overlap. If a write fails for another reason (a full disk) after ``close`` was sent, the share fails.
+    PipeGrid's servers then refuse the ``close``; other servers may keep a damaged share, which its hashes
+    reveal.
 
     Source: the format reference, storage protocols, section 2.3.
 
     Args:
         server: the server's name for messages.
-        close_behind: whether ``close`` is sent before the response to the completing write.
+        close_behind: whether ``close`` is sent before the response to the completing write has arrived.
     """
 
     def __init__(self, link: FoolscapLink, server: str, close_behind: bool = True) -> None:
@@ -102,15 +104,14 @@ class FoolscapUploads:
         return len(self._shares)
 
     def lost(self) -> None:
-        """Drop all unfinished shares, which the server has dropped with the connection."""
+        """Drop all unfinished shares: the server has dropped them when the connection was lost."""
         self._shares.clear()
 
     def began(
         self, storage_index: bytes, writers: dict[int, Any], share_bytes: int, upload_secret: bytes
     ) -> None:
         """
-        Record the writers that an allocation returned, by share number; the shares have ``share_bytes``
-        bytes.
+        Record the writers that an allocation returned, by share number; each share has ``share_bytes`` bytes.
         """
         for number, writer in writers.items():
             self._shares[storage_index, number] = UnfinishedShare(
@@ -126,10 +127,11 @@ class FoolscapUploads:
         upload_secret: bytes,
     ) -> WriteAnswer:
         """
-        Send a write, and then ``close`` if it completes the share. Both are sent before this waits.
+        Send a write, followed by ``close`` if the write completes the share. Both are sent before this method
+        waits.
 
         Raises:
-            NoSuchShare, WrongSecret, ServerRefused: as in the contract; nothing was sent.
+            NoSuchShare, WrongSecret, ServerRefused: as ``StorageServer.write``; nothing was sent.
         """
         share = self._find(storage_index, share_number, upload_secret)
         message = b"".join(data)
@@ -150,7 +152,7 @@ class FoolscapUploads:
             await written
         except ServerError:
             if closed is not None:
-                closed.addErrback(lambda _: None)  # the write's error suffices
+                closed.addErrback(lambda _: None)  # ignored: the write's error is reported
             share.answered(token, False)
             raise
         share.answered(token, True)
@@ -159,7 +161,7 @@ class FoolscapUploads:
         await share.settled()
         if closed is None:
             if not share.complete:
-                return WriteAnswer(False, share.required())  # another write was refused
+                return WriteAnswer(False, share.required())  # another write failed meanwhile
             if share.closing:
                 raise no_upload(self._server, share_number)
             closed = self._close(storage_index, share_number, share)
@@ -173,7 +175,7 @@ class FoolscapUploads:
         return WriteAnswer(True)
 
     async def abort(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> None:
-        """Abort an unfinished share, here and on the server; raises as ``write`` does."""
+        """Abort an unfinished share on the server, and drop it here; raises the same errors as ``write``."""
         share = self._find(storage_index, share_number, upload_secret)
         del self._shares[storage_index, share_number]
         await self._link.call(share.writer, "abort")

@@ -1,4 +1,7 @@
-"""Small shares gathered into bundles; and reads of many small shares, if the server takes read bundles."""
+"""
+Bundles: small shares that are gathered and stored in one request, and reads of many small shares in one
+request.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,8 @@ from pipegrid.wire.storage_messages import (
     WriteAnswer,
 )
 
-# Uploads that wait for the end of the turn, and uploads that were sent in a bundle, with the Deferred of
-# each caller.
+# Uploads that are held until the end of the turn, and uploads that were sent in a bundle, with the Deferred
+# of each caller.
 
 T = TypeVar("T")
 
@@ -39,7 +42,7 @@ class UploadPart(Generic[T]):
 
     Attributes:
         result: the Deferred that the caller has received.
-        wanted: whether the caller still waits.
+        wanted: whether the caller still waits for the result.
     """
 
     __slots__ = ("_cancelled", "_instead", "result", "wanted")
@@ -51,25 +54,25 @@ class UploadPart(Generic[T]):
         self._instead: Deferred[T] | None = None
 
     def fire(self, value: T) -> None:
-        """Fire the caller's Deferred, if the caller still waits."""
+        """Fire the caller's Deferred if the caller still waits for it."""
         if self.wanted:
             self._end()
             self.result.callback(value)
 
     def fail(self, error: Exception | Failure) -> None:
-        """Fail the caller's Deferred, if the caller still waits."""
+        """Fail the caller's Deferred if the caller still waits for it."""
         if self.wanted:
             self._end()
             self.result.errback(error)
 
     def follow(self, request: Deferred[T]) -> None:
-        """Use the result of an ordinary request that was sent instead."""
+        """Use the result of an ordinary request that was sent in place of the bundle."""
         self._instead = request if self.wanted else None
         request.addCallbacks(self.fire, self.fail)
 
     def _end(self) -> None:
         self.wanted = False
-        self._cancelled = self._instead = None  # both refer to this object
+        self._cancelled = self._instead = None  # break the cycles: both refer to this object
 
     def _cancel(self, _: Deferred[T]) -> None:
         cancelled, instead = self._cancelled, self._instead
@@ -82,10 +85,10 @@ class UploadPart(Generic[T]):
 
 class HeldAllocation:
     """
-    One allocation, and the whole shares that have joined it.
+    One allocation, and the whole shares that are sent with it.
 
     Attributes:
-        bundle: the bundle in which it was sent, if any.
+        bundle: the bundle in which the allocation was sent, if any.
     """
 
     __slots__ = ("allocation", "bundle", "upload", "writes")
@@ -112,11 +115,11 @@ class HeldAllocation:
 
 class WholeCall(UploadPart[Stored]):
     """
-    One call that allocates shares and writes all of them whole; it has a single result.
+    One call that allocates shares and writes all of them whole; the call has a single result.
 
     Attributes:
         upload: the allocation and the shares.
-        bundle: the bundle in which it was sent, if any.
+        bundle: the bundle in which the upload was sent, if any.
     """
 
     __slots__ = ("bundle", "upload")
@@ -130,7 +133,7 @@ class WholeCall(UploadPart[Stored]):
 
 
 class SentBundle:
-    """The uploads that were sent in one bundle, and its request."""
+    """The uploads that were sent in one bundle, and the bundle's request."""
 
     __slots__ = ("held", "request")
 
@@ -140,57 +143,61 @@ class SentBundle:
 
     def take_apart(self) -> Sequence[HeldAllocation | WholeCall]:
         """
-        Return the uploads and drop the references to them: a cycle would keep their share data in memory.
+        Return the uploads and drop the references to them: a cycle of references would keep the share data in
+        memory.
         """
         held, self.held, self.request = self.held, (), None
         return held
 
 
-# Small shares for a server that supports bundles (``wire.gbs_bundles``): gathered, sent together,
-# answered separately.
-#
-# An allocation of small shares is held until the reactor's current turn is over, and a write of one of
-# its shares as a whole joins it. So a hundred small files that begin at the same time become a few
-# bundles per server instead of two hundred requests. Callers see no difference: each call has its own
-# Deferred, with the result or error that a request of its own would have, and can be cancelled
+# Small shares for a server that supports bundles (``wire.gbs_bundles``): gathered, sent together, answered
 # separately.
 #
-# As a rule nothing waits longer than that turn: at ``SEND_BYTES`` complete uploads are sent at once, so
-# that servers begin while the client continues. Any other request for a storage index that is held first
-# sends what is held. Requests for other indexes do not: a long file among a thousand small ones would
-# halve the bundles (measured: a tenth of the servers' time).
+# An allocation of small shares is held until the reactor's current turn is over, and a write of one of these
+# shares as a whole is added to the held allocation. So a hundred small files that begin at the same time
+# become a few bundles per server instead of two hundred requests. Callers see no difference: each call has
+# its own Deferred, with the result or error that a separate request would have, and can be cancelled
+# separately.
 #
-# If a bundle is unanswered, sending the next one soon gains little, and a larger one gains much: the
-# fixed cost of a bundle (waking up, TLS, the threads that sync, the response) equals that of eight shares,
-# and the client has such costs, too. So while ``BUSY`` bundles are unanswered, uploads are held while
-# each turn adds more, until another one as long does not fit, or there are ``BUSY_SHARES``. The first turn
-# that adds nothing sends them. There is no timer.
+# As a rule, nothing waits longer than that turn. Complete uploads of ``SEND_BYTES`` are sent at once, so that
+# servers begin while the client continues. Before any other request for a held storage index, all held
+# uploads are sent. Requests for storage indexes that are not held have no such effect: a long file among a
+# thousand small ones would halve the bundles (measured: a tenth of the servers' time).
 #
-# If a server refuses a bundle (because it was replaced by one that does not support them), it gets no
-# bundle until it offers them again, and the refused uploads are sent as ordinary requests.
+# While a bundle is unanswered, sending the next one soon gains little, and sending a larger one gains much:
+# the fixed cost of a bundle (waking up, TLS, the threads that sync, the response) equals that of eight
+# shares, and the client has such costs, too. So while ``BUSY`` bundles are unanswered, uploads are held as
+# long as each turn adds more, until another upload of the same length would not fit into the bundle, or
+# ``BUSY_SHARES`` shares are held. The first turn that adds nothing sends them. There is no timer.
+#
+# If a server refuses a bundle (because it was replaced by a server that does not support bundles), it gets no
+# bundle until it offers bundles again, and the refused uploads are sent as ordinary requests.
 
 MAX_SHARE_BYTES = 64 * 1024
 """
-Largest share in a bundle: copying it costs less than a request. Files of 100 kB took client and servers a
-third less time than separately (measured); twice the size gained nothing.
+The largest share that is sent in a bundle: copying such a share costs less than a request. With bundles,
+files of 100 kB took client and servers a third less time than with separate requests (measured); twice the
+size gained nothing.
 """
 
 SEND_BYTES = 16 * 1024
 """
-One TLS record. A turn begins a dozen of the smallest files, which do not reach this size: a hundred files
-are nine bundles for each server. With a higher limit, servers would wait for the whole turn.
+As soon as the complete uploads have this many bytes (one TLS record), they are sent, even before the turn is
+over. A dozen of the smallest files, as many as begin in one turn, do not reach this size: a hundred files are
+nine bundles for each server. With a higher limit, servers would wait for the whole turn.
 """
 
 BUSY = 1
 """
-Number of unanswered bundles from which on uploads are held longer. With three, which is rare for ten
-servers, many small files made bundles of 14 shares; with one they have 42 shares, and all processors
-together have a fifth less to do (measured).
+While at least this many bundles are unanswered, uploads are held longer. With a value of three, which ten
+servers rarely reach, many small files made bundles of 14 shares; with one, bundles have 42 shares, and all
+processors together have a fifth less to do (measured).
 """
 BUSY_SHARES = 96
 """
-Limit of such a longer hold. With 64 shares, which is what servers sync together, a thirtieth fewer of
-10,000 small files were stored per second (measured, 11 rounds); with 128 no more, at less CPU.
+The maximum number of shares that are held while bundles are unanswered. With 64 shares, which is what servers
+sync together, a thirtieth fewer of 10,000 small files were stored per second than with 96 (measured, 11
+rounds); with 128 shares no more files were stored, but with less CPU time.
 """
 
 
@@ -199,11 +206,11 @@ class OrdinaryRequests(NamedTuple):
     The ordinary requests of a server.
 
     Attributes:
-        allocate, write: as in the contract; the last argument of ``write`` is whether it may have been
-        carried out before.
-        store: sends both for whole shares, one after the other.
-        was_completed: finds out whether a share is present now, after the response to a repeated write
-            said that there is no upload.
+        allocate, write: like the methods of ``StorageServer``; the last argument of ``write`` is whether an
+            earlier request may have carried out the write.
+        store: allocates and writes whole shares, with one request after the other.
+        was_completed: finds out whether a share is present, after the response to a repeated write said that
+            there is no such upload.
     """
 
     allocate: Callable[[bytes, Numbers, int, UploadSecrets], Deferred[Allocation]]
@@ -214,12 +221,12 @@ class OrdinaryRequests(NamedTuple):
 
 class GbsBundles:
     """
-    The uploads that are held for one server, and those sent in bundles.
+    The uploads that are held for one server, and the uploads sent in bundles.
 
     Args:
         send: sends a request on the uploads' connection.
-        ordinary: for uploads that cannot be sent in a bundle after all.
-        max_bytes: as far as it is known in advance.
+        ordinary: sends ordinary requests for uploads that cannot be sent in a bundle after all.
+        max_bytes: size of the largest bundle that the server has announced; 0: none.
 
     Attributes:
         max_bytes: size of the largest bundle that the server accepts; 0 if it has not offered bundles.
@@ -242,14 +249,14 @@ class GbsBundles:
         self._held: dict[bytes, HeldAllocation | WholeCall] = {}
         self._complete_bytes = self._complete_shares = 0
         self._unanswered = 0
-        self._held_before = 0  # number of held uploads when the last turn was over
+        self._held_before = 0  # number of held uploads at the end of the last turn
         self._turn = Timer(clock, self._turn_over)
 
     def __repr__(self) -> str:
         return f"<GbsBundles of up to {self.max_bytes} bytes, {len(self._held)} held>"
 
     def heard(self, answer: RawResponse) -> None:
-        """Check whether a response, to an allocation or a version request, offers bundles."""
+        """Check whether a response (to an allocation or a version request) offers bundles."""
         if not self.max_bytes:
             for name, value in answer.header_list:
                 if name == gbs_bundles.HEADER and value.isdigit() and len(value) < 10:
@@ -258,9 +265,7 @@ class GbsBundles:
     def store(
         self, storage_index: bytes, shares: Shares, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Stored] | None:
-        """
-        Hold whole shares for a bundle, like an allocation and its writes; return None if they do not fit.
-        """
+        """Hold whole shares with their allocation for a bundle; return None if they cannot be held."""
         if not self._may_hold(storage_index, len(shares), share_bytes):
             return None
         upload = BundledUpload(storage_index, secrets, share_bytes, shares.keys(), dict(shares))
@@ -272,7 +277,7 @@ class GbsBundles:
     def allocate(
         self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Allocation] | None:
-        """Hold an allocation for a bundle; return None if it does not fit."""
+        """Hold an allocation for a bundle; return None if it cannot be held."""
         if not self._may_hold(storage_index, len(share_numbers), share_bytes):
             return None
         numbers = frozenset(share_numbers)  # the caller's object may change before the turn is over
@@ -294,7 +299,7 @@ class GbsBundles:
     def write(
         self, storage_index: bytes, share_number: int, data: Pieces, upload_secret: bytes
     ) -> Deferred[WriteAnswer] | None:
-        """Add a write to the held allocation if it is a whole share; otherwise return None."""
+        """Add a write of a whole share to the held allocation; return None if the write cannot be added."""
         held = self._held.get(storage_index)
         if held is None or isinstance(held, WholeCall):
             return None
@@ -334,7 +339,10 @@ class GbsBundles:
             self._send_held(list(self._held.values()))
 
     def flush(self, storage_index: bytes) -> None:
-        """Send what is held, if any of it has this index: another request for the index is about to leave."""
+        """
+        Send all held uploads if one of them has this storage index, since another request for the index
+        follows.
+        """
         if storage_index in self._held:
             self._send_held(list(self._held.values()))
 
@@ -439,7 +447,7 @@ class GbsBundles:
         self, upload: BundledUpload, allocation: Allocation, refused: Mapping[int, int]
     ) -> Stored:
         """
-        Find out what happened to shares for which a repeated bundle's response says that there is no
+        Find out whether shares exist for which the response to a repeated bundle says that there is no
         upload.
         """
         failed = self._refusals(upload, refused)
@@ -463,7 +471,7 @@ class GbsBundles:
                 write.fire(WriteAnswer(True))
             elif repeated and status == 404:
                 if number in allocation.already_have:
-                    write.fire(WriteAnswer(True))  # the first attempt has stored it
+                    write.fire(WriteAnswer(True))  # the first attempt has stored the share
                 elif write.wanted:
                     write.follow(self._ordinary.was_completed(held.upload.storage_index, number))
             else:
@@ -475,10 +483,10 @@ class GbsBundles:
 
     def _send_apart(self, held: HeldAllocation | WholeCall, repeated: bool = False) -> None:
         """
-        Send ordinary requests for the parts whose callers still wait.
+        Send ordinary requests for the parts of an upload whose callers still wait.
 
         Args:
-            repeated: whether a bundle may have carried them out before.
+            repeated: whether a bundle may have carried out the upload before.
         """
         if not held.wanted:
             return
@@ -487,7 +495,7 @@ class GbsBundles:
             held.follow(self._ordinary.store(upload, repeated))
             return
         index, secrets = upload.storage_index, upload.secrets
-        # Allocate also if that caller no longer waits: the writes need the allocation.
+        # Allocate even if the caller of ``allocate`` no longer waits: the writes need the allocation.
         held.allocation.follow(
             self._ordinary.allocate(index, upload.share_numbers, upload.share_bytes, secrets)
         )
@@ -497,11 +505,13 @@ class GbsBundles:
                 write.follow(self._ordinary.write(index, number, 0, data, secrets.upload, repeated))
 
     def _cancelled(self, held: HeldAllocation | WholeCall, share_number: int | None = None) -> None:
-        """Cancel what no caller waits for any more: a held share, a whole upload, or a sent bundle."""
+        """
+        Drop a held share, drop a held upload, or cancel a sent bundle, if no caller waits for it any more.
+        """
         bundle, storage_index = held.bundle, held.upload.storage_index
         if bundle is None:
             if self._held.get(storage_index) is not held:
-                return  # it is being sent or failed just now; its caller cancels the other parts
+                return  # just sent or failed; its caller cancels the other parts
             if share_number is not None and isinstance(held, HeldAllocation):
                 held.upload.shares.pop(share_number, None)
                 held.writes.pop(share_number, None)
@@ -516,45 +526,48 @@ class GbsBundles:
             self._turn.stop()
 
 
-# Reads of one turn of the reactor are held until it is over, and leave together. If the server has
-# ``BUSY_BYTES`` to send, another small request gains nothing, and a larger one saves work at both ends: then
-# reads are held until a bundle is full, or until less is unanswered. There is no timer.
+# Reads of one turn of the reactor are held until the turn is over, and are sent together. While a server
+# still has to send ``BUSY_BYTES``, another small request gains nothing, and a larger one saves work at both
+# ends. Meanwhile reads are held until a bundle is full, or until fewer bytes are unanswered. There is no
+# timer.
 
 READ_BYTES = 240 * 1024
 """
-Reads for more bytes leave in another bundle. Servers that share the client's processors wake up less often
-for larger bundles: with 56 KiB, a restore of 1,000 files of 46 kB took a fifth longer (measured).
+The maximum number of bytes that one bundle asks for. Servers that share the client's processors wake up less
+often for larger bundles: with 56 KiB, a restore of 1,000 files of 46 kB took a fifth longer (measured).
 """
 
 FIRST_READ_BYTES = 56 * 1024
 FAST_ANSWER_S = 1.0
 """
-The first bundles are shorter, and so are others after an answer that took longer than this: no file can be
-decoded before all of its bundle has arrived, and on a slow link the servers' answers wait for one another.
+The first bundles ask for at most ``FIRST_READ_BYTES``, and so does a bundle after a response that took more
+than ``FAST_ANSWER_S``: no file can be decoded before all of its bundle has arrived, and on a slow link the
+servers' responses wait for one another.
 """
 
 BUSY_BYTES = READ_BYTES // 2
-"""From this many unanswered bytes on, only full bundles are sent."""
+"""While this many bytes or more are unanswered, only full bundles are sent."""
 
 OUTSTANDING_BYTES = 2 * READ_BYTES
 """
-With so many bytes of answers outstanding another bundle is still sent on the same connection. A server that
-takes bundles waits when its transport is full, unlike one that is built on Twisted's HTTP.
+While at most this many bytes of responses are outstanding, another bundle is sent on the same connection. A
+server that supports bundles waits when its transport is full; a server built on Twisted's HTTP drops the
+connection.
 """
 
 MAX_SMALL_READ_BYTES = READ_BYTES // 4
-"""Longer shares gain nothing from a bundle."""
+"""The longest read that is sent in a bundle: bundles gain nothing for longer shares."""
 
 NOT_TAKEN = (404, 405)
-"""Statuses of a server that does not take read bundles, surveys, or releases of leases."""
+"""HTTP statuses of a server that does not support read bundles, surveys, or releases of leases."""
 
 
 class _HeldRead:
     """
-    A read, and who waits for it; cancelled reads have no one.
+    A read, and the Deferred of its caller; None after the caller has cancelled the read.
 
     Attributes:
-        alone: the ordinary request for it, if it has one of its own.
+        alone: the ordinary request for the read; None if there is no such request.
     """
 
     __slots__ = ("alone", "read", "result")
@@ -570,12 +583,12 @@ class GbsReadBundles:
     The read bundles of one server.
 
     Args:
-        send: sends a request whose response may be awaited anywhere; fails with the contract's errors.
+        send: sends a request in no particular order; fails with the contract's errors.
         read_alone: reads the beginning of a share by an ordinary request.
-        limit_bytes: returns how many bytes the server answers in one bundle.
+        limit_bytes: returns the maximum number of bytes that the server sends for one bundle.
 
     Attributes:
-        taken: whether the server has refused no bundle yet.
+        taken: whether read bundles are used: the server has not refused one.
     """
 
     def __init__(
@@ -607,7 +620,7 @@ class GbsReadBundles:
             length: at most ``MAX_SMALL_READ_BYTES``.
 
         Returns:
-            A Deferred with the same results and errors as that of the contract's ``read``.
+            A Deferred with the results and errors of ``StorageServer.read``.
         """
         held = _HeldRead(BundledRead(storage_index, share_number, length))
 
@@ -623,7 +636,7 @@ class GbsReadBundles:
         return result
 
     def give_up(self, reason: Callable[[], Exception]) -> None:
-        """Fail the reads that are held."""
+        """Fail all held reads, each with an error that ``reason`` returns."""
         held, self._held = self._held, {}
         self._turn.stop()
         for each in held:
@@ -666,7 +679,7 @@ class GbsReadBundles:
             self._turn.set(0)
 
     def _send_alone(self, held: Sequence[_HeldRead]) -> Deferred[None]:
-        """Send ordinary requests; fires when all are answered."""
+        """Send an ordinary request for each read; fires when all are answered."""
         return DeferredList([self._read(each) for each in held]).addCallback(lambda _: None)
 
     def _read(self, held: _HeldRead) -> Deferred[None]:

@@ -1,4 +1,4 @@
-"""The server contract over HTTPS (GBS), spread over several connections."""
+"""The client of a storage server over HTTPS (GBS), with several connections."""
 
 from __future__ import annotations
 
@@ -74,44 +74,46 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CUT_OFF_ATTEMPTS = 3
-"""Attempts for a short response that was interrupted or invalid."""
+"""The maximum number of attempts for a short response that is interrupted or invalid."""
 
 
 def until_whole(
     ask: Callable[[], Deferred[RawResponse]], attempts: int = CUT_OFF_ATTEMPTS
 ) -> Deferred[RawResponse]:
-    """Ask, and ask again if the response was interrupted."""
+    """
+    Send a request, and send it again if the response was interrupted or invalid, ``attempts`` times in all.
+    """
 
     def again(failure: Failure) -> Any:
-        # Not ``trap``, which raises: each get cancels a question, and the frames would keep its data in
-        # memory.
+        # ``trap`` would raise: each get cancels a question, and the frames of the raised error would keep the
+        # get's data in memory.
         return until_whole(ask, attempts - 1) if failure.check(ResponseError) else failure
 
     answer: Deferred[Any] = ask()
     return answer.addErrback(again) if attempts > 1 else answer
 
 
-# A storage server across the network: the contract over HTTPS, as servers implement it.
+# A storage server across the network: the contract over HTTPS, for all servers that implement GBS.
 #
-# Which connection carries what:
+# Requests, and the connections on which they are sent:
 #
 # =============================  ===================================================================
-# allocate, write, abort         one connection, in order, without waiting for responses
-# read-test-writes               the same one; those that only read use the pool
-# lists, short reads, leases,    a pool of a few (``http11.host_pool``), each with at most 60 KB of
-# advisories, the version        outstanding responses (480 KiB if the server takes read bundles), or one
-#                                long response after such
-# streams                        the same pool, each the last on its connection, which is paused with
-#                                its consumer; ``GbsStreams`` keeps other connections free
-# the pool's, while it connects  the uploads' connection, if that is up, has no change to do, and all
-#                                responses together are short
+# allocate, write, abort         the uploads' connection, in order, without waiting for responses
+# read-test-writes               the uploads' connection; those that only read use the pool
+# lists, short reads, leases,    the pool of a few connections (``http11.host_pool``). A connection has at
+# advisories, the version        most 60 KB of outstanding responses (480 KiB if the server supports read
+#                                bundles), or one long response after short ones
+# streams                        the pool. A stream is the last response on its connection, which is
+#                                paused with the consumer; ``GbsStreams`` keeps other connections free
+# requests for the pool while    the uploads' connection, if it is up, has no change to send, and the
+# the pool connects              expected responses together are short
 # =============================  ===================================================================
 #
 # So the first requests of a get, for a list and for the expected share, are sent on one connection.
 #
-# ``operation_order`` keeps the contract's order between connections. ``requests`` and
-# ``response_outcomes`` know the protocol, ``uploads`` the changes of shares, ``http11`` HTTP. Connections are
-# established when first needed, and close when idle.
+# ``operation_order`` keeps the contract's order between connections. ``requests`` and ``response_outcomes``
+# implement the protocol, ``uploads`` the changes of shares, ``http11`` HTTP. Connections are established when
+# first needed, and closed when idle.
 
 
 class GbsServer:
@@ -121,11 +123,11 @@ class GbsServer:
     Args:
         identity: the server's identity.
         nurl: the server's address; its secret is sent with every request.
-        endpoints: returns the endpoint for another connection, with TLS to the owner of the NURL's key
-            only; in production ``endpoints_for``.
+        endpoints: returns the endpoint for another connection, with TLS to the owner of the NURL's key only;
+            in production ``endpoints_for``.
         clock: for all time limits.
-        bundle_bytes: the largest bundle that the server's announcement offers, or 0; its responses may
-            offer bundles, too.
+        bundle_bytes: the largest bundle that the server's announcement offers, or 0; the server's responses
+            may offer bundles, too.
         open_beside: creates a server object that uses Foolscap, if the server has a fURL; see
             ``FoolscapOffload``.
     """
@@ -154,7 +156,7 @@ class GbsServer:
         limits = settings.limits(settings.max_read_connections + settings.max_streams)
         self._reads = HostPool(clock, endpoints, name, limits)
         self._streams = GbsStreams(self._reads, *talk, settings.max_streams)
-        self._takes_surveys = True  # it has refused none yet
+        self._takes_surveys = True  # the server has refused no survey yet
         self._asked_what_it_takes = False
         self._read_bundles = GbsReadBundles(
             clock,
@@ -173,12 +175,12 @@ class GbsServer:
 
     @property
     def round_trip_s(self) -> float | None:
-        """The shortest round trip measured on the uploads' connection; None if there is none."""
+        """The shortest round trip measured on the uploads' connection; None if no round trip was measured."""
         return self._uploads.connection.round_trip_s
 
     @property
     def last_activity_s(self) -> float:
-        """When bytes last came from the server or went to it, by the clock."""
+        """When bytes last came from the server or were sent to it, by the clock."""
         beside_s = -math.inf if self._beside is None else self._beside.last_activity_s
         return max(self._uploads.connection.last_activity_s, self._reads.last_activity_s, beside_s)
 
@@ -196,10 +198,11 @@ class GbsServer:
         self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Allocation]:
         """
-        Request space; see the contract.
+        Request space; see ``StorageServer.allocate``.
 
-        A repeated request may find the shares allocated by its first attempt. Then a Tahoe-LAFS server
-        lists them in neither set, like shares that other clients upload: the writes show whose they are.
+        A repeated request may find the shares already allocated by its first attempt. Then a Tahoe-LAFS
+        server lists them in neither set, like shares that other clients upload. Whether a share belongs to
+        this client shows when it is written.
         """
         if self._asked.disconnected:
             return fail(self._asked.gone())
@@ -207,7 +210,9 @@ class GbsServer:
         return self._watched(self._uploads.allocate(*call))
 
     def _watched(self, upload: Deferred[T]) -> Deferred[T]:
-        """Count an upload that uses HTTPS, though Foolscap could be used instead."""
+        """
+        Count an upload over HTTPS if the server has Foolscap and no bundles; later uploads may use Foolscap.
+        """
         if self._beside is None or self.takes_bundles:
             return upload
         return self._beside.watch(upload, lambda: self.takes_bundles)
@@ -223,7 +228,7 @@ class GbsServer:
         release: Callable[[], None] | None = None,
         again: bool = False,
     ) -> Deferred[WriteAnswer]:
-        """Write to an unfinished share; see the contract. At least one byte."""
+        """Write at least one byte to an unfinished share; see ``StorageServer.write``."""
         if not any(map(len, data)):
             return fail(nothing_to_write())
         call = storage_index, share_number, offset, data, upload_secret, release, again
@@ -231,13 +236,16 @@ class GbsServer:
 
     @property
     def whole_bytes(self) -> int:
-        """The largest share for a bundle; a server without bundles gets the requests one after another."""
+        """
+        The largest share for ``store_whole``. A server without bundles gets separate requests, one after
+        another.
+        """
         return MAX_SHARE_BYTES
 
     @property
     def small_file_capacity(self) -> SmallFileCapacity:
         """
-        Any number of small files if they go in bundles; few while the Foolscap connection is being
+        Any number of small files if the server supports bundles; few while a Foolscap connection is being
         established.
         """
         if self.takes_bundles:
@@ -247,13 +255,13 @@ class GbsServer:
         )
 
     def expect(self, objects: int) -> None:
-        """Many small objects will be stored; see the contract."""
+        """Prepare for many small objects; see ``StorageServer.expect``."""
         if self._beside is not None and not self.takes_bundles:
             self._beside.expect(objects)
 
     @property
     def bundle_bytes(self) -> int:
-        """The longest bundle that the server takes, as far as it is known now; 0: none."""
+        """The longest bundle that the server is known to accept, in bytes; 0: none."""
         return self._uploads.bundles.max_bytes
 
     @property
@@ -264,7 +272,7 @@ class GbsServer:
     def store_whole(
         self, storage_index: bytes, shares: Shares, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Stored]:
-        """Store whole shares; see the contract."""
+        """Store whole shares; see ``StorageServer.store_whole``."""
         call = storage_index, shares, share_bytes, secrets
         beside = self._beside
         if beside is not None and not self.takes_bundles and beside.whole_bytes >= share_bytes:
@@ -276,14 +284,16 @@ class GbsServer:
     def abort(
         self, storage_index: bytes, share_number: int, upload_secret: bytes
     ) -> Deferred[None]:
-        """Abort an unfinished upload; see the contract."""
+        """Abort an unfinished upload; see ``StorageServer.abort``."""
         abort = partial(self._uploads.abort, storage_index, share_number, upload_secret)
         return self._change(storage_index, share_number, abort)
 
     def _change(
         self, storage_index: bytes, number: int | None, start: Callable[[], Deferred[T]]
     ) -> Deferred[T]:
-        """Send a change in its turn; ``disconnect`` fails it wherever it waits."""
+        """
+        Send a change after the operations that it must wait for; ``disconnect`` fails a change that waits.
+        """
         if self._asked.disconnected:
             return fail(self._asked.gone())
         return self._order.change(storage_index, number, start)
@@ -291,14 +301,14 @@ class GbsServer:
     # Questions.
 
     def list_shares(self, storage_index: bytes) -> Deferred[frozenset[int]]:
-        """Ask for the numbers of all complete shares."""
+        """Ask for the numbers of all complete shares of a storage index."""
         request = self._requests.list_shares(storage_index)
         return self._ask(storage_index, None, request, self._shares)
 
     def read(
         self, storage_index: bytes, share_number: int, offset: int, length: int
     ) -> Deferred[bytes]:
-        """Read from a complete share; see the contract."""
+        """Read from a complete share; see ``StorageServer.read``."""
         # A range cannot be empty, so at least one byte is requested to find out whether the share exists.
         request, unpack = self._read(storage_index, share_number, offset, length)
         if length <= BEHIND_BYTES:
@@ -318,7 +328,7 @@ class GbsServer:
         mutable: bool = False,
     ) -> tuple[RawRequest, Callable[[RawResponse], bytes]]:
         """
-        Return a request for at least one byte, and a function that extracts the wanted bytes from its
+        Return a request for at least one byte, and a function that extracts the wanted bytes from the
         response.
         """
         wanted = max(1, length)
@@ -331,8 +341,8 @@ class GbsServer:
 
     def read_small(self, storage_index: bytes, share_number: int, length: int) -> Deferred[bytes]:
         """
-        Read the beginning of a small share, in one request with others if the server takes that; see
-        ``transport.interface.read_small``.
+        Read the beginning of a small share; see ``transport.interface.read_small``. If the server supports
+        read bundles, one request combines several reads.
         """
         if self._asked.disconnected:
             return fail(self._asked.gone())
@@ -345,7 +355,7 @@ class GbsServer:
 
     def expect_small_reads(self) -> Deferred[None]:
         """
-        Ask for the version, once: the response says whether the server takes bundles. See
+        Ask for the version, once: the response shows whether the server supports bundles. See
         ``transport.interface.expect_small_reads``.
         """
         if self.takes_bundles or self._asked_what_it_takes or not self._takes_surveys:
@@ -361,7 +371,7 @@ class GbsServer:
     def stream(
         self, storage_index: bytes, share_number: int, offset: int, length: int, consumer: IConsumer
     ) -> Deferred[int]:
-        """Read a complete share into a consumer; see the contract."""
+        """Read a complete share into a consumer; see ``StorageServer.stream``."""
         if length <= 0:
             return self.read(storage_index, share_number, offset, 0).addCallback(len)
 
@@ -374,12 +384,12 @@ class GbsServer:
         return self._asked.track(lambda: self._order.ask_apart(storage_index, share_number, start))
 
     def add_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
-        """Add or renew a lease on every share of the index."""
+        """Add or renew a lease on every share of the storage index."""
         request = self._requests.add_lease(storage_index, lease)
         return self._ask(storage_index, None, request, self._answers.lease_added)
 
     def lease_listed(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
-        """Add or renew a lease where there are shares; see ``transport.surveys``."""
+        """Add or renew a lease on every share of the storage index; see ``transport.surveys``."""
         beside = self._beside
         if beside is None or self.takes_bundles:
             return self.add_lease(storage_index, lease)
@@ -396,8 +406,8 @@ class GbsServer:
         """
         Ask about many files in one request, if the server supports surveys; see ``transport.surveys``.
 
-        If it is not known what the server supports, the server is asked once, and the result serves later
-        calls.
+        If it is not known whether the server supports surveys, this returns None. The first such call asks
+        the server for its version; later calls use the response.
         """
         if not self.is_known_to_take_surveys:
             self._ask_what_it_takes()
@@ -414,7 +424,7 @@ class GbsServer:
         )
 
     def release_leases(self, request: LeaseReleases) -> Deferred[ReleaseAnswers | None]:
-        """Release many leases in one request; see ``transport.lease_releases``."""
+        """Release many leases in one request; see ``transfer.lease_release``."""
 
         def unpack(answer: RawResponse) -> ReleaseAnswers | None:
             if answer.status in NOT_TAKEN:
@@ -461,10 +471,12 @@ class GbsServer:
 
     def _question(self, request: RawRequest) -> Deferred[RawResponse]:
         """
-        Send a request, again if the response was interrupted; unanswered ones are repeated.
+        Send a question on a connection of the pool; send it again if the connection is lost or the response
+        is interrupted.
 
-        The pool sends it. While that connects, which takes two round trips, short questions go on the
-        uploads' connection, if that is up and has no change to do. If it is lost, the pool repeats them.
+        While the pool connects, which takes two round trips, short questions are sent on the uploads'
+        connection, if that connection is up and has no change to send. If the uploads' connection is lost,
+        the pool sends these questions again.
         """
 
         def again(failure: Failure) -> Any:
@@ -473,7 +485,7 @@ class GbsServer:
         def send() -> Deferred[RawResponse]:
             if self._reads.is_connected or not self._uploads.takes_question(request):
                 return self._reads.request(request)
-            self._reads.connect()  # for those that follow
+            self._reads.connect()  # for later questions
             return self._uploads.question(request).addErrback(again)
 
         return until_whole(send)
@@ -483,7 +495,10 @@ class GbsServer:
     def read_test_write(
         self, storage_index: bytes, secrets: SlotSecrets, changes: Changes, reads: Reads = ()
     ) -> Deferred[SlotResult]:
-        """Test, read and write a slot; sent again after a lost connection, which the contract explains."""
+        """
+        Test, read and write a slot; see ``StorageServer.read_test_write``. The request is sent again after a
+        lost connection.
+        """
         request = self._requests.read_test_write(storage_index, secrets, changes, reads)
         limit_bytes = self._requests.slot_answer_bytes(reads)
 
@@ -497,7 +512,7 @@ class GbsServer:
         return self._change(storage_index, None, change)
 
     def list_slot(self, storage_index: bytes) -> Deferred[frozenset[int]]:
-        """Ask for the numbers of all mutable shares."""
+        """Ask for the numbers of all mutable shares of a slot."""
         request = self._requests.list_shares(storage_index, mutable=True)
         return self._ask(storage_index, None, request, self._shares)
 
@@ -505,7 +520,10 @@ class GbsServer:
     async def read_slot(
         self, storage_index: bytes, reads: Reads, expected: Numbers = frozenset()
     ) -> SlotData:
-        """Read from every share of a slot; see the contract. Each read is a request."""
+        """
+        Read from every share of a slot; see ``StorageServer.read_slot``. Each range of each share is a
+        separate request.
+        """
         found: SlotData = {}
 
         async def read(number: int) -> None:
@@ -523,11 +541,11 @@ class GbsServer:
     def read_slot_share(
         self, storage_index: bytes, share_number: int, offset: int, length: int
     ) -> Deferred[bytes]:
-        """Read from one mutable share; see the contract."""
+        """Read from one mutable share; see ``StorageServer.read_slot_share``."""
         request, unpack = self._read(storage_index, share_number, offset, length, mutable=True)
         return self._ask(storage_index, share_number, request, unpack)
 
-    add_slot_lease = add_lease  # the request is the same for both kinds of shares
+    add_slot_lease = add_lease  # one request for both kinds of shares
 
     def advise_corrupt_slot_share(
         self, storage_index: bytes, share_number: int, reason: str
@@ -538,7 +556,7 @@ class GbsServer:
     # Disconnecting.
 
     def disconnect(self) -> Deferred[None]:
-        """Close connections and fail unanswered requests; fires when all are closed."""
+        """Close all connections and fail unanswered requests; fires when the connections are closed."""
         self._asked.give_up()
         self._order.give_up(self._asked.gone)
         self._read_bundles.give_up(self._asked.gone)
@@ -560,8 +578,8 @@ def endpoints_for_all(
     told: Callable[[bool], None] = lambda usable: None,
 ) -> Callable[[], IStreamClientEndpoint]:
     """
-    Return a function that returns endpoints for a server with several NURLs: all are tried, the first one
-    first.
+    Return a function that returns endpoints for a server with several NURLs. All NURLs are tried, in the
+    order of the list.
 
     Args:
         told: called when a connection is established, and when it is usable; see ``Alternatives``.
@@ -580,13 +598,11 @@ def endpoints_for(
     ahead: Preconnector | None = None,
 ) -> Callable[[], IStreamClientEndpoint]:
     """
-    Return a function that returns endpoints for the owner of a NURL's key: TCP, and TLS pinned to that
-    key.
+    Return a function that returns endpoints for the owner of a NURL's key: TCP, and TLS pinned to that key.
 
     Args:
         policy: the way to the NURL's host.
-        ahead: has connections that may be established already; used neither with a throttle nor with a
-            proxy.
+        ahead: provides connections that may already be established; not used with a throttle or a proxy.
 
     Raises:
         RefusedConnection: the policy permits no connection to the NURL's host.

@@ -1,6 +1,6 @@
 """
-Many small files, and leases, for a server that offers Foolscap in addition to HTTPS, and supports no
-bundles.
+Many small files and leases over Foolscap, for a server that offers Foolscap in addition to HTTPS, but does
+not support bundles.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ T = TypeVar("T")
 
 CROWD = 8
 """
-Pending uploads, or leases, at one server, from which on Foolscap is used. ``SmallFileCapacity.FEW``
-allows fewer than this.
+Foolscap is used while at least this many uploads or leases are pending at one server.
+``SmallFileCapacity.FEW`` allows fewer.
 """
 
 AGAIN_S = 60.0
 """
-How long only HTTPS is used after a connection that failed or was lost; and how long an expected crowd
-counts.
+How long only HTTPS is used after a Foolscap connection failed or was lost. Also how long an expected crowd
+(many small objects) counts.
 """
 
 SOON_S = 3.0
 """
-How long only few uploads are pending over HTTPS while the Foolscap connection is being established, which
-takes seven or eight round trips. If the server had a crowd to process meanwhile, each round trip would
-wait for a part of it: ten servers on two cores were connected after 5.4 to 6.1 s.
+The maximum time for which only few uploads use HTTPS while the Foolscap connection is being established,
+which takes seven or eight round trips. If the server had many uploads to process meanwhile, each round trip
+would wait for some of them: ten servers on two cores were connected after 5.4 to 6.1 s.
 """
 
 
 class OffloadServer(StorageServer, Protocol):
     """
-    A server over a connection of its own. It reports whether it is connected, and renews the leases of
+    A server object with its own connection. It shows whether the connection is up, and renews the leases of
     several files in one call.
     """
 
     @property
     def is_connected(self) -> bool:
-        """Whether a call would be sent at once."""
+        """Whether the connection is up, so that calls are sent at once."""
 
     @property
     def last_activity_s(self) -> float:
         """When the server last responded, by the clock."""
 
     def lease_listed(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
-        """Add or renew a lease on every share of the index; may not report that there are none."""
+        """Add or renew a lease on every share of the storage index; need not fail if there are no shares."""
 
 
 Store = Callable[[bytes, Shares, int, UploadSecrets], Deferred[Stored]]
@@ -67,25 +67,27 @@ class FoolscapOffload:
     """
     The Foolscap connection to one server, used in addition to HTTPS.
 
-    A request costs a Tahoe-LAFS server 2.6 ms of processor time and more, a small share needs two, and
-    when many arrive at the same time the server's processor is the bottleneck. The same share over
-    Foolscap takes three calls and a third of that time. So while a crowd of uploads is pending and does
-    not end, whole small shares go over Foolscap, and so do the leases of a check of many files, one call
-    each. Fewer uploads, and all else, do not: over HTTPS a put is one round trip, over Foolscap three.
+    A request costs a Tahoe-LAFS server 2.6 ms of processor time or more, and a small share needs two
+    requests. When many arrive at the same time, the server's processor is the bottleneck. The same share over
+    Foolscap takes three calls and a third of that time. So while a crowd of uploads (many at the same time)
+    is pending and does not end, whole small shares are sent over Foolscap, and so are the leases of a check
+    of many files, one call each. Everything else, and fewer uploads, use HTTPS: there a put takes one round
+    trip, over Foolscap three.
 
     * **HTTPS decides.** Requests that fail over Foolscap (the server is not reached, refuses, or has an
       unfinished upload) are sent again over HTTPS, as if nothing had been sent before.
-    * **No share is closed before its bytes are acknowledged**: a server would make a share visible whose
-      bytes its full disk has not stored, and the retry would find it.
+    * **No share is closed before its bytes are acknowledged**: otherwise a server with a full disk would make
+      a share visible although bytes are missing, and the retry would find that share.
     * **No file waits for the connection.** It is established when the server has shown that it supports
-      no bundles, and a crowd is expected or present. Meanwhile a few uploads use HTTPS; if connecting
-      fails, all do. A lost connection is established again in the same way. Leases do wait, for
-      ``SOON_S`` at most; the questions that accompany them are sent over HTTPS meanwhile.
-    * **Order.** Two connections have no common order, so such a store waits for all earlier operations on
-      the same storage index, and later ones wait for it (``GbsOrder.alone``).
+      no bundles, and a crowd is expected or pending. Meanwhile a few uploads use HTTPS; if connecting
+      fails, all do. A lost connection is established again in the same way. Leases do wait for the
+          connection,
+      for at most ``SOON_S``; the questions that accompany them are sent over HTTPS meanwhile.
+    * **Order.** Two connections have no common order. So a store over Foolscap waits for all earlier
+      operations on the same storage index, and later operations wait for the store (``GbsOrder.alone``).
 
     Args:
-        open_server: creates a server object that uses Foolscap and closes shares when their bytes are
+        open_server: creates a server object that uses Foolscap and closes shares only after their bytes are
             acknowledged; called when there is a crowd.
     """
 
@@ -94,18 +96,18 @@ class FoolscapOffload:
         self._open_server = open_server
         self._server: OffloadServer | None = None
         self._pending = 0
-        self._crowd = 0  # uploads since none was pending
+        self._crowd = 0  # uploads and leases since none was pending
         self._expected_since_s: float | None = None
         self._is_up = False
         self._not_before_s: float | None = None
         self._connecting_since_s: float | None = None
-        # leases that wait while the connection is being established
+        # Leases that wait while the connection is being established.
         self._held: Waiters[None] = Waiters()
         self._wait_timer = Timer(clock, self._release_leases)
 
     @property
     def whole_bytes(self) -> int:
-        """The largest share to send over Foolscap now; 0: none."""
+        """The largest share to send over Foolscap now; 0: send all shares over HTTPS."""
         server = self._usable
         return 0 if server is None or self._pending < CROWD else server.whole_bytes
 
@@ -116,7 +118,7 @@ class FoolscapOffload:
 
     @property
     def _usable(self) -> OffloadServer | None:
-        """The server, if its connection was established and is up."""
+        """The server object while its connection is up; otherwise None."""
         server = self._server
         return server if self._is_up and server is not None and server.is_connected else None
 
@@ -126,12 +128,14 @@ class FoolscapOffload:
             self._expected_since_s = self._clock.seconds()
 
     def count(self, upload: Deferred[T]) -> Deferred[T]:
-        """Count an upload as pending until it fires."""
+        """Count an upload as pending until its Deferred fires."""
         self._began()
         return upload.addBoth(self._ended)
 
     def watch(self, upload: Deferred[T], takes_bundles: Callable[[], bool]) -> Deferred[T]:
-        """Count an upload over HTTPS; when it succeeds, connect if that is worth it now."""
+        """
+        Count an upload over HTTPS as pending; after its success, connect over Foolscap if there is a crowd.
+        """
 
         def answered(result: T) -> T:
             if not takes_bundles():
@@ -151,7 +155,10 @@ class FoolscapOffload:
         return result
 
     def offer(self) -> None:
-        """Connect if the crowd is large and no recent attempt failed; the server supports no bundles."""
+        """
+        Connect if a crowd is expected or pending and no recent attempt failed. The caller knows that the
+        server supports no bundles.
+        """
         expected = self._began_within(self._expected_since_s, AGAIN_S)
         is_crowd = self._pending >= CROWD and self._crowd >= MANY
         if self._usable is not None or not (expected or is_crowd) or not self._may_try():
@@ -167,7 +174,10 @@ class FoolscapOffload:
 
     @property
     def small_file_capacity(self) -> SmallFileCapacity:
-        """Few uploads while the connection is being established and that has not taken long yet."""
+        """
+        Few uploads in the first ``SOON_S`` of connecting, or of waiting for an expected crowd; otherwise
+        counted.
+        """
         begun = self._expected_since_s, self._connecting_since_s
         soon = any(self._began_within(since_s, SOON_S) for since_s in begun)
         return SmallFileCapacity.FEW if soon else SmallFileCapacity.COUNTED
@@ -204,10 +214,10 @@ class FoolscapOffload:
         secrets: UploadSecrets,
     ) -> Stored:
         """
-        Store whole shares; see the contract.
+        Store whole shares over Foolscap; see ``StorageServer.store_whole``.
 
         Args:
-            over_https: stores the shares that Foolscap has not stored.
+            over_https: stores the shares that were not stored over Foolscap.
         """
         server = self._usable
         if server is None:  # the connection was lost while this call waited for its turn
@@ -228,15 +238,15 @@ class FoolscapOffload:
 
     def lease(self, over_https: Lease, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
         """
-        Add or renew a lease on every share of an index; may not report that there are none.
+        Add or renew a lease on every share of a storage index; need not fail if there are no shares.
 
-        Not ordered with other operations. Call this only for a server that is not known to support
+        Leases are not ordered with other operations. Call this only for a server that is not known to support
         bundles.
 
         Args:
             over_https: sends the request over HTTPS.
         """
-        self._began()  # first, since the choice depends on the number of pending requests
+        self._began()  # count first: the choice depends on the number
         return self._lease(over_https, storage_index, lease).addBoth(self._ended)
 
     @as_deferred
@@ -261,7 +271,7 @@ class FoolscapOffload:
             self._not_before_s = self._clock.seconds() + AGAIN_S
 
     def disconnect(self) -> Deferred[None]:
-        """Close the connection; fires when it is closed."""
+        """Close the Foolscap connection; fires when it is closed."""
         self._is_up = False
         self._release_leases()
         return succeed(None) if self._server is None else self._server.disconnect()

@@ -1,4 +1,6 @@
-"""Long reads over HTTPS: each has its own connection, whose transport is paused with its consumer."""
+"""
+Long reads over HTTPS: each has its own connection, whose transport is paused while the consumer is paused.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +26,21 @@ class GbsStreams:
     """
     All streams from one server.
 
-    A server built on Twisted cannot start a response after one that fills its transport, so a long
-    response is alone on its connection, and pausing it pauses no other. Connections are kept for the next
-    stream.
+    A server built on Twisted cannot start a response after one that fills its transport. So a long response
+    is alone on its connection, and pausing it delays no other response. Connections are kept for later
+    streams.
 
-    **Bounded, without deadlock.** ``max_streams`` have a connection at the same time. A client that reads
-    ten shares of one server in parallel pauses the streams that are ahead until the others have caught
-    up; if the others waited for a connection, that would take forever. So when a stream must wait while
-    another is paused, the paused one releases its connection: it is *parked*, and requests the missing
-    bytes when it is resumed.
+    **Bounded, without deadlock.** At most ``max_streams`` streams have a connection at the same time. A
+    client that reads ten shares of one server in parallel pauses the streams that are ahead until the slower
+    streams have caught up; if the slower ones had to wait for a connection, that would take forever. So when
+    a stream must wait for a connection while another stream is paused, the paused one releases its
+    connection: it is *parked*, and requests the missing bytes when it is resumed.
 
-    **After a loss** a stream also requests the missing bytes: delivered bytes are not delivered again. It
-    does so while it makes progress: ``MAX_STALLED_ANSWERS`` consecutive responses with less than
-    ``PROGRESS_BYTES`` end it.
+    **After a loss** of its connection, a stream requests only the missing bytes, as long as it makes
+    progress: ``MAX_STALLED_ANSWERS`` consecutive responses with less than ``PROGRESS_BYTES`` end the stream.
 
     Args:
-        pool: has more than ``max_streams`` connections, so that short reads find one.
+        pool: has more than ``max_streams`` connections, so that short reads find a free one.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class GbsStreams:
         return f"<GbsStreams {len(self._active)} active, {len(self._waiting)} waiting>"
 
     def enqueue(self, stream: Stream) -> None:
-        """Send a stream's request when there is a connection for it."""
+        """Send a stream's request as soon as a connection is free."""
         self._waiting.append(stream)
         self.serve()
 
@@ -71,7 +72,7 @@ class GbsStreams:
         self.serve()
 
     def serve(self) -> None:
-        """Give waiting streams the connections that are free, or those of paused streams."""
+        """Give free connections, or connections of paused streams, to waiting streams."""
         while self._waiting:
             if len(self._active) >= self._max_streams:
                 idle = next((each for each in self._active if each.is_paused), None)
@@ -87,17 +88,17 @@ class GbsStreams:
 @implementer(IConsumer, IPushProducer)
 class Stream:
     """
-    One long read: the consumer of its responses, and the producer for the caller's consumer.
+    One long read: the consumer of its HTTP responses, and the producer for the caller's consumer.
 
-    ``GbsStreams.enqueue`` starts it.
+    ``GbsStreams.enqueue`` starts the stream.
 
     Args:
         length: at least one byte.
-        begun: called when the response begins.
+        begun: called when the first response begins.
 
     Attributes:
         result: fires with the number of bytes delivered.
-        is_paused: whether the caller's consumer wants no more for now.
+        is_paused: whether the caller's consumer has paused the stream.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Stream:
         self._begun = begun
         self._registered = False
         self._call: Deferred[RawResponse] | None = None
-        self._producer: IPushProducer | None = None  # of the response that is arriving
+        self._producer: IPushProducer | None = None  # the producer of the current response
         self._announced_end = offset
         self._asked_at = offset
         self._stalled_answers = 0
@@ -150,7 +151,7 @@ class Stream:
         call.addCallbacks(self._answered, self._failed, callbackArgs=(call,), errbackArgs=(call,))
 
     def park(self) -> None:
-        """Release the connection; the rest is requested when the stream is resumed."""
+        """Release the connection; the missing bytes are requested when the stream is resumed."""
         self._parked = True
         self._drop_call()
 
@@ -180,11 +181,11 @@ class Stream:
             producer.pauseProducing()
 
     def unregisterProducer(self) -> None:
-        """A response has ended; ``_answered`` or ``_failed`` gets the result."""
+        """Drop the producer of a response that has ended; ``_answered`` or ``_failed`` gets the outcome."""
         self._producer = None
 
     def write(self, data: bytes) -> None:
-        """Pass on more bytes of the response."""
+        """Pass bytes of the response on to the caller's consumer."""
         if self._call is None or self._error is not None:
             return
         if len(data) > self._announced_end - self._at:
@@ -210,7 +211,7 @@ class Stream:
         try:
             self._streams.answers.range(
                 answer, self._share_number, self._at, self._end - self._at
-            )  # 204: the share ends here
+            )  # status 204: the share ends at this offset
         except ServerError as error:
             self._fail(error)
         else:
@@ -218,7 +219,7 @@ class Stream:
 
     def _failed(self, failure: Failure, call: Deferred[RawResponse]) -> None:
         if self._call is not call:
-            return  # parked or cancelled
+            return  # the stream was parked or cancelled
         self._call = None
         error = failure.value
         if self._error is not None:
@@ -267,10 +268,10 @@ class Stream:
             call.addErrback(lambda _: None)
             call.cancel()
 
-    # For the caller's consumer.
+    # Methods that the caller's consumer calls.
 
     def pauseProducing(self) -> None:
-        """The consumer has enough for now."""
+        """Pause the stream, since the caller's consumer has enough for now."""
         self.is_paused = True
         if self._producer is not None:
             self._producer.pauseProducing()
@@ -281,12 +282,12 @@ class Stream:
         if self._parked:
             self._parked = False
             if self._registered and self._at >= self._announced_end:
-                self._finish()  # only the end of the response was missing
+                self._finish()  # all bytes were delivered before the stream was parked
             else:
                 self._streams.enqueue(self)
         elif self._producer is not None:
             self._producer.resumeProducing()
 
     def stopProducing(self) -> None:
-        """The consumer wants no more: the stream fails as if cancelled."""
+        """Stop the stream: it fails as if it had been cancelled."""
         self.result.cancel()

@@ -1,4 +1,4 @@
-"""GBS requests as bytes, and settings."""
+"""GBS requests as bytes, and limits and timeouts for one server."""
 
 from __future__ import annotations
 
@@ -30,37 +30,40 @@ if TYPE_CHECKING:
 
 # GBS requests as bytes, ready to be sent.
 #
-# A small put is two requests of half a kilobyte around a share of the same size. So parts that are the
-# same in all requests (host, authorization) or in many (the storage index, the secrets of a file) are
-# encoded once.
+# A small put is two requests of half a kilobyte around a share of the same size. So parts that all requests
+# have (host, authorization) or many requests have (the storage index, the secrets of a file) are encoded
+# once.
 #
-# Defaults are not sent: messages are CBOR unless a header says otherwise, and servers refuse an
-# ``Accept`` that is not literally their type.
+# Defaults are not sent: messages are CBOR unless a header says otherwise, and servers refuse an ``Accept``
+# header that is not literally their type.
 #
 # Source: the format reference, storage protocols, sections 1.4 to 1.7.
 
 ANSWER_BYTES = 280
 """
-Size of a response without share data: head, framing and a message about one or a few shares. Tahoe-LAFS
-sends about 200 bytes, and TLS adds some tens; a hundred allocations, each with a write, fit into a
-connection's limit for outstanding responses (60 KB).
+Estimated size of a response without share data: head, framing and a message about one or a few shares.
+Tahoe-LAFS sends about 200 bytes, and TLS adds some tens. So the responses to a hundred allocations, each with
+a write, fit into a connection's limit for outstanding responses (60 KB).
 """
 ANSWER_UPLOAD_BYTES = 24
-"""Size of a bundle's response, for each upload of a share or two."""
+"""Estimated size of a bundle's response, for each upload of one or two shares."""
 EXPECTED_SLOT_SHARES = 2
-"""A server usually has at most this many shares of a file; the reads of each are multiplied by it."""
+"""
+A server usually has at most this many shares of a file. So the response to a read-test-write is estimated as
+this many times the bytes read from one share.
+"""
 SLOWEST_BYTES_PER_S = 2000
 """
-Rate of a body that is still waited for: bytes that the kernel has taken may be in flight for long without
-activity.
+The lowest rate at which a request's body does not time out: bytes that the kernel has accepted may be in
+flight for long without activity.
 """
 MAX_SLOT_ANSWER_BYTES = 64 << 20
-"""Limit of a response to read-test-write: the most that servers read at once."""
+"""The maximum size of a response to a read-test-write: servers read at most this much at once."""
 ANSWER_QUESTION_BYTES = 12
-"""Size of a survey's response for each file with a few shares, without samples."""
+"""Estimated size of a survey's response, for each file with a few shares, without samples."""
 MAX_MESSAGE_BYTES = gbs_cbor_bodies.MAX_ANSWER_BYTES
 MAX_REFUSAL_BYTES = 16 * 1024
-"""Limit of a refusal's text; its beginning is shown to the user."""
+"""The maximum size of an error response; the beginning of its text is shown to the user."""
 
 _SECRET = gbs_paths_headers.SECRET.encode("ascii") + b": "
 _UPLOAD = _SECRET + gbs_paths_headers.UPLOAD_SECRET.encode("ascii") + b" "
@@ -107,11 +110,11 @@ class GbsRequests:
         place = f"{host}:{nurl.port}".encode("ascii")
         authorization = gbs_paths_headers.authorization(nurl.swissnum)
         self._timeout_s = timeout_s
-        # The part of each request head after the path; the same for all requests to this server.
+        # The part of each request's head directly after the path; the same for all requests to this server.
         self._common = b" HTTP/1.1\r\nHost: %s\r\nAuthorization: %s\r\n" % (place, authorization)
 
     def version(self) -> RawRequest:
-        """Ask the server for its version and limits."""
+        """Return a request for the server's version and limits."""
         return self._message(b"GET " + gbs_paths_headers.VERSION_PATH.encode("ascii"))
 
     def allocate(
@@ -132,7 +135,10 @@ class GbsRequests:
         upload_secret: bytes,
         release: Callable[[], None] | None = None,
     ) -> RawRequest:
-        """Write pieces, at least one byte in total, one after another; ``release``: see the contract."""
+        """
+        Return the request that writes pieces, joined in order, from an offset on; at least one byte in total.
+        ``release``: see ``StorageServer.write``.
+        """
         length = sum(map(len, data))
         head = b"PATCH %s%s/%d%s%sContent-Range: bytes %d-%d/*\r\nContent-Length: %d\r\n\r\n" % (
             _IMMUTABLE,
@@ -149,12 +155,12 @@ class GbsRequests:
         )
 
     def bundle(self, uploads: Sequence[BundledUpload]) -> RawRequest:
-        """Allocate and write many small shares."""
+        """Return the request that allocates and writes many small shares."""
         pieces = gbs_bundles.bundle_pieces(uploads)
         return self._message(_BUNDLE, b"", *pieces, more_bytes=len(uploads) * ANSWER_UPLOAD_BYTES)
 
     def survey(self, questions: Sequence[Question]) -> RawRequest:
-        """Ask which shares of many files exist, and for samples of them, in one request."""
+        """Return one request that asks which shares of many files exist, and for samples of these shares."""
         from pipegrid.wire import gbs_surveys_releases
 
         body = gbs_surveys_releases.pack_survey(questions)
@@ -163,13 +169,13 @@ class GbsRequests:
         return self._message(_SURVEY, b"", body, more_bytes=more_bytes)
 
     def read_bundle(self, reads: Sequence[BundledRead]) -> RawRequest:
-        """Read the beginnings of many small shares in one request."""
+        """Return one request that reads the beginnings of many small shares."""
         body = gbs_bundles.pack_reads(reads)
         more_bytes = sum(gbs_bundles.READ_ANSWER_BYTES + each.length for each in reads)
         return self._message(_READ_BUNDLE, b"", body, more_bytes=more_bytes)
 
     def release_leases(self, request: LeaseReleases) -> RawRequest:
-        """Release many leases in one request."""
+        """Return one request that releases many leases."""
         from pipegrid.wire import gbs_surveys_releases
 
         body = gbs_surveys_releases.pack_releases(request)
@@ -177,7 +183,7 @@ class GbsRequests:
         return self._message(_RELEASE_LEASES, b"", body, more_bytes=more_bytes)
 
     def abort(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> RawRequest:
-        """Abort an unfinished share; the secret is the one of its upload."""
+        """Return the request that aborts an unfinished share; the secret is its upload secret."""
         return self._message(
             b"PUT %s%s/%d/abort" % (_IMMUTABLE, _index_text(storage_index), share_number),
             _upload_line(upload_secret),
@@ -190,7 +196,7 @@ class GbsRequests:
     def read_test_write(
         self, storage_index: bytes, secrets: SlotSecrets, changes: Changes, reads: Reads
     ) -> RawRequest:
-        """Test, read and write a slot; the written data are not copied."""
+        """Return the request that tests, reads and writes a slot; the data to write are not copied."""
         from pipegrid.wire import gbs_mutable
 
         body = gbs_mutable.pack_request_in_pieces(changes, reads)
@@ -207,7 +213,7 @@ class GbsRequests:
         return RawRequest(
             head,
             body,
-            True,  # may be repeated; ``transport.interface`` explains the consequences
+            True,  # may be repeated; ``transport.interface`` explains this
             ANSWER_BYTES + EXPECTED_SLOT_SHARES * each,
             self._timeout_s + size / SLOWEST_BYTES_PER_S,
             self.slot_answer_bytes(reads),
@@ -215,7 +221,7 @@ class GbsRequests:
 
     @staticmethod
     def slot_answer_bytes(reads: Reads) -> int:
-        """Return the largest permitted response to a read-test-write."""
+        """Return the maximum size of the response to a read-test-write with these reads."""
         each = sum(length + 16 for _, length in reads) + 16
         return min(
             MAX_MESSAGE_BYTES + gbs_cbor_bodies.MAX_SHARE_NUMBERS * each, MAX_SLOT_ANSWER_BYTES
@@ -232,10 +238,10 @@ class GbsRequests:
         mutable: bool = False,
     ) -> RawRequest:
         """
-        Read at least one byte of a share.
+        Return the request that reads at least one byte of a share.
 
         Args:
-            consumer_for: chooses a consumer, which gets the bytes as they arrive; otherwise they are
+            consumer_for: chooses a consumer, which gets the bytes as they arrive; None: the bytes are
                 collected.
         """
         head = b"GET %s%s/%d%sRange: bytes=%d-%d\r\n\r\n" % (
@@ -250,7 +256,7 @@ class GbsRequests:
             head,
             (),
             True,
-            # Sent in chunks of 64 KiB or less, each with framing.
+            # The server sends chunks of 64 KiB or less, each with framing.
             ANSWER_BYTES + length + length // 2048,
             self._timeout_s,
             MAX_REFUSAL_BYTES if consumer_for is not None else max(length, MAX_REFUSAL_BYTES),
@@ -258,7 +264,7 @@ class GbsRequests:
         )
 
     def add_lease(self, storage_index: bytes, lease: LeaseSecrets) -> RawRequest:
-        """Add or renew a lease."""
+        """Return the request that adds or renews a lease."""
         return self._message(
             b"PUT " + _LEASE + _index_text(storage_index), _lease_lines(lease), b""
         )
@@ -266,7 +272,7 @@ class GbsRequests:
     def advise_corrupt_share(
         self, storage_index: bytes, share_number: int, reason: str, *, mutable: bool = False
     ) -> RawRequest:
-        """Report to the server's operator that a share looks corrupt, and why."""
+        """Return the request that reports a corrupt share to the server's operator, with the reason."""
         return self._message(
             b"POST %s%s/%d/corrupt" % (_kind(mutable), _index_text(storage_index), share_number),
             b"",
@@ -280,7 +286,7 @@ class GbsRequests:
         Return a request whose response is one message.
 
         Args:
-            more_bytes: expected of the response in addition to ``ANSWER_BYTES``.
+            more_bytes: expected size of the response in addition to ``ANSWER_BYTES``.
         """
         head = start + self._common + lines
         if body:
@@ -288,7 +294,7 @@ class GbsRequests:
         return RawRequest(
             head + b"\r\n",
             [piece for piece in body if piece],
-            True,  # may be repeated without harm; ``uploads`` handles the effect on responses
+            True,  # may be repeated; ``uploads`` handles changed responses
             ANSWER_BYTES + more_bytes,
             self._timeout_s,
             MAX_MESSAGE_BYTES,
@@ -303,18 +309,19 @@ class GbsSettings(NamedTuple):
     Limits and timeouts for one server.
 
     Attributes:
-        connect_timeout_s: until a connection can be used, including TLS; see ``http11.dialer``.
+        connect_timeout_s: maximum time until a connection can be used, including TLS; see ``http11.dialer``.
         timeout_s: longest time without activity of the server, while a response is outstanding and not
             paused.
-        time_limit_s: how long uploads that were begun wait for a lost server to return. A server's restart
-            takes a few seconds; a put has its own time limit and does not wait without need.
-        max_read_connections: connections in addition to those of streams. One nearly always suffices;
-            others are opened when more responses are outstanding than one connection may have.
-        max_streams: streams at the same time, each with a connection.
-        max_waiting: requests that may wait for the uploads' connection, and for the others; further ones
-            fail at once.
-        max_upload_bytes_in_flight: bytes sent and unanswered. The callers' windows should be the
-            effective limit, so this is larger than any of them; further bytes wait here unsent.
+        time_limit_s: how long begun uploads wait for a lost server to return. A server's restart takes a few
+            seconds; a put has its own time limit, so it does not wait longer than needed.
+        max_read_connections: maximum number of connections for short responses. One nearly always suffices;
+            others are opened when more bytes of responses are outstanding than one connection may have.
+        max_streams: maximum number of streams at the same time; each has its own connection.
+        max_waiting: maximum number of requests that wait for the uploads' connection, and the same number for
+            the other connections; further requests fail at once.
+        max_upload_bytes_in_flight: maximum number of bytes that are sent and unanswered. The callers' windows
+            should be the effective limit, so this limit is larger than any of them; further bytes wait unsent
+            in this client.
     """
 
     connect_timeout_s: float = 15.0
@@ -326,14 +333,15 @@ class GbsSettings(NamedTuple):
     max_upload_bytes_in_flight: int = 128 << 20
 
     def limits(self, max_connections: int) -> Limits:
-        """Return these limits for ``http11``."""
+        """Return these limits as ``http11`` uses them."""
         return Limits(
             max_connections=max_connections,
-            # Servers limit bytes, and so does this client; of requests there may be many.
+            # Servers limit the bytes of requests, and so does this client; the number of requests may be
+            # large.
             max_requests_in_flight=1000,
             max_request_bytes_in_flight=self.max_upload_bytes_in_flight,
             max_waiting=self.max_waiting,
-            # Tahoe-LAFS servers are built on Twisted: outstanding responses must fit into their
+            # Tahoe-LAFS servers are built on Twisted: all outstanding responses must fit into the server's
             # transport.
             max_response_budget_bytes=0,
             timeout_s=self.timeout_s,

@@ -1,4 +1,4 @@
-"""The meaning of a server's response: a value, or the one error of the contract that applies."""
+"""The meaning of a server's response: the value, or the error of the contract that the response means."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pipegrid.transport.surveys import Surveyed
     from pipegrid.wire.gbs_surveys_releases import Question
 
-# Surveys and slots are imported when first used: a put or a get uses none.
+# Modules for surveys and slots are imported when first used: a put or a get uses none of them.
 
 T = TypeVar("T")
 
@@ -53,8 +53,9 @@ class GbsAnswers:
     Interprets the responses of one server.
 
     The methods are pure functions of status, headers and body. The meaning of a status depends on the
-    request: 401 is a wrong swissnum or a wrong upload secret, distinguished by the text; 404 is a missing
-    share or an unknown path; 416 and 500 to a write are a range outside of the share.
+    request. 401 is a wrong swissnum or a wrong upload secret; the response's text distinguishes them. 404 is
+    a missing share or an unknown path. 416 and 500 as responses to a write mean that the range is outside of
+    the share.
 
     All methods raise ``ServerError``s that name the server.
 
@@ -74,13 +75,13 @@ class GbsAnswers:
         return self._unpack_ok(gbs_cbor_bodies.unpack_version, answer, "a question for its version")
 
     def allocation(self, answer: RawResponse) -> Allocation:
-        """Return which shares the server has, and for which it has allocated space."""
+        """Return which shares the server has, and for which shares it has allocated space."""
         if answer.status != 200:
             raise self.refused_allocation(answer.status, answer.body)
         return self._unpack(gbs_cbor_bodies.unpack_allocation, answer, "an allocation")
 
     def refused_allocation(self, status: int, body: bytes = b"") -> ServerError:
-        """Return the error for the status of a refused allocation."""
+        """Return the error that the status of a refused allocation means."""
         if status == 507:
             return self._over_quota()
         return self._refusal(status, body, "an allocation")
@@ -92,7 +93,7 @@ class GbsAnswers:
         )
 
     def write_result(self, answer: RawResponse, share_number: int, upto: int) -> WriteAnswer:
-        """Return the result of a write up to byte ``upto`` of the share."""
+        """Return the result of a write whose range ends at byte ``upto`` of the share."""
         status = answer.status
         if status == 201 or status == 200:
             return self._unpack(gbs_cbor_bodies.unpack_required, answer, "a write", status == 201)
@@ -101,7 +102,10 @@ class GbsAnswers:
     def refused_write(
         self, status: int, share_number: int, upto: int, body: bytes = b""
     ) -> ServerError:
-        """Return the error for the status of a refused write up to byte ``upto`` of the share."""
+        """
+        Return the error that the status means for a refused write whose range ends at byte ``upto`` of the
+        share.
+        """
         server = self._server
         if status == 404:
             return no_upload(self._server, share_number)
@@ -122,7 +126,7 @@ class GbsAnswers:
         return self._refusal(status, body, "a write", share_number)
 
     def bundle(self, answer: RawResponse, uploads: Sequence[BundledUpload]) -> list[BundledAnswer]:
-        """Return the results of the uploads in a bundle that the server has processed (200)."""
+        """Return the results of the uploads in a bundle whose response has status 200."""
         return self._unpack(gbs_bundles.unpack_answers, answer, "a bundle", uploads)
 
     def survey(
@@ -144,14 +148,14 @@ class GbsAnswers:
             no_lease = None
             if status not in (gbs_surveys_releases.LEASE_NOT_ASKED, 200, 204, 404):
                 no_lease = self._refused_lease(status)
-            # With 404 the shares were removed after they were listed.
+            # Status 404: the shares were removed after they were listed.
             numbers = frozenset() if status == 404 else each.numbers
             samples = tuple([one if isinstance(one, bytes) else b"" for one in each.samples])
             outcomes.append(Surveyed(numbers, status in (200, 204), no_lease, samples))
         return outcomes
 
     def released(self, answer: RawResponse, count: int) -> ReleaseAnswers:
-        """Return the results of this many releases of leases."""
+        """Return the results of ``count`` releases of leases."""
         from pipegrid.wire import gbs_surveys_releases
 
         return self._unpack_ok(
@@ -175,7 +179,10 @@ class GbsAnswers:
         return self._refusal(status, body, "a read", share_number)
 
     def aborted(self, answer: RawResponse, share_number: int, repeated: bool) -> None:
-        """Return if an upload was aborted; a repeated abort that finds no upload was carried out before."""
+        """
+        Return without an error if an upload was aborted. A repeated abort that finds no upload also
+        succeeded: an earlier attempt has aborted it.
+        """
         if answer.status == 200 or (repeated and answer.status == 404):
             return
         if answer.status in (404, 405):
@@ -187,7 +194,7 @@ class GbsAnswers:
         return self._unpack_ok(gbs_cbor_bodies.unpack_shares, answer, "a question for shares")
 
     def data(self, answer: RawResponse, share_number: int, offset: int, length: int) -> bytes:
-        """Return the bytes of a read whose response was received as a whole."""
+        """Return the bytes of a read whose whole response is in memory."""
         found = self.range(answer, share_number, offset, length)
         if len(answer.body) != found - offset:
             what = f"{len(answer.body)} bytes where {found - offset} were announced"
@@ -195,7 +202,10 @@ class GbsAnswers:
         return answer.body
 
     def range(self, answer: RawResponse, share_number: int, offset: int, length: int) -> int:
-        """Return where the bytes of a read's response end; they begin at ``offset``."""
+        """
+        Return the offset in the share at which the bytes of a read's response end; the bytes begin at
+        ``offset``.
+        """
         if answer.status == 206:
             value = answer.headers.get(b"content-range", b"")
             if value == b"bytes %d-%d/*" % (offset, offset + length - 1):
@@ -213,7 +223,10 @@ class GbsAnswers:
         raise self._refused_read(answer.status, answer.body, share_number)
 
     def slot_result(self, answer: RawResponse, reads: Reads, limit_bytes: int) -> SlotResult:
-        """Return the result of a read-test-write, with exactly the requested reads of each share."""
+        """
+        Return the result of a read-test-write, after checking that each share has exactly the requested
+        reads.
+        """
         from pipegrid.wire import gbs_mutable
 
         server = self._server
@@ -236,7 +249,7 @@ class GbsAnswers:
         raise self._refusal(answer.status, answer.body, "a read-test-write")
 
     def lease_added(self, answer: RawResponse) -> None:
-        """Return if a lease was added."""
+        """Return without an error if a lease was added."""
         if answer.status == 404:
             raise nothing_to_lease(self._server)
         if answer.status not in (200, 204):
@@ -251,7 +264,7 @@ class GbsAnswers:
         return NoSpace(f"{self._server} has no space; use another server", self._server)
 
     def advised(self, answer: RawResponse, share_number: int) -> None:
-        """Return if an advisory was accepted."""
+        """Return without an error if an advisory was accepted."""
         if answer.status == 404:
             raise no_share(self._server, share_number)
         if answer.status != 200:
@@ -274,7 +287,7 @@ class GbsAnswers:
     def _unpack_ok(
         self, unpack: Callable[..., T], answer: RawResponse, question: str, *facts: object
     ) -> T:
-        """Unpack a response with status 200; any other is a refusal."""
+        """Unpack a response with status 200; raise the error that any other status means."""
         if answer.status != 200:
             raise self._refusal(answer.status, answer.body, question)
         return self._unpack(unpack, answer, question, *facts)
@@ -282,7 +295,7 @@ class GbsAnswers:
     def _refusal(
         self, status: int, body: bytes, question: str, share_number: int | None = None
     ) -> ServerError:
-        """Return the error for a status that is no regular response to this request."""
+        """Return the error for a status that is not a regular response to this request."""
         server = self._server
         if status == 401:
             if body.startswith(WRONG_SWISSNUM):

@@ -1,5 +1,5 @@
 """
-Changes of immutable shares on a server over HTTPS: allocations, writes, aborts, in order on one
+Changes of immutable shares on a server over HTTPS: allocations, writes and aborts, in order on one
 connection.
 """
 
@@ -40,30 +40,32 @@ R = TypeVar("R")
 CROWD_BYTES = 256 << 10
 CROWD_BYTES_PER_S = 2.5e6
 """
-Bytes of requests for small shares that may be pending at a server without bundles: at least
-``CROWD_BYTES``, and this many per second of the round trip. Such a server processes 100 or 200 of these
+The maximum of pending bytes of requests for small shares at a server without bundles: ``CROWD_BYTES``, or
+``CROWD_BYTES_PER_S`` times the round-trip time if that is more. Such a server processes 100 or 200 of these
 requests per second, of about 10 KB each. See ``http11.request_queue``.
 """
 BEHIND_BYTES = 64 * 1024
 """
-Up to this size a response to a question may use the uploads' connection: a read that follows a change of the
-same share, whereas a longer one waits for the change; and questions, all together, while nothing is changed.
+The maximum size of responses to questions on the uploads' connection. A read that follows a change of the
+same share uses that connection, or waits for the change if its response is longer. While nothing is changed,
+questions may use the connection if their responses together are not longer.
 """
 LIST_AGAIN_S = (0.1, 0.4, 1.5)
 """
-Pauses before each further query for a share that may be becoming durable: two seconds in total. A group
-of shares takes milliseconds, and half a second on a disk under load.
+Pauses before each further query for a share that may be becoming durable: two seconds in total. Making a
+group of shares durable takes milliseconds, or half a second on a disk under load.
 """
 
 
 class PendingQuestions:
     """
-    The unanswered questions to one server, which disconnecting must cancel one by one.
+    The unanswered questions to one server, which must be cancelled one by one when the client disconnects.
 
-    Only questions are tracked here. Changes end with their connection, or with what they wait for.
+    Only questions are tracked here. Changes end when their connection ends, or when the operations end that
+    they wait for.
 
     Attributes:
-        disconnected: whether questions are refused.
+        disconnected: whether new questions are refused.
     """
 
     def __init__(self, server: str) -> None:
@@ -76,7 +78,9 @@ class PendingQuestions:
         return len(self._waiting)
 
     def track(self, start: Callable[[], Deferred[T]]) -> Deferred[T]:
-        """Ask, and track the question until it fires, fails or is cancelled; fails if disconnected."""
+        """
+        Ask a question, and track it until its Deferred fires, fails or is cancelled; fail if disconnected.
+        """
         if self.disconnected:
             return fail(self.gone())
         waiting = start()
@@ -84,14 +88,14 @@ class PendingQuestions:
         return waiting.addBoth(self._answered, waiting)
 
     def give_up(self) -> None:
-        """Cancel all questions; their callers get ``gone``."""
+        """Cancel all questions; their callers get the error that ``gone`` returns."""
         self.disconnected = self._leaving = True
         for waiting in list(self._waiting):
             waiting.cancel()
         self._leaving = False
 
     def gone(self) -> ServerUnreachable:
-        """Return the error that all callers get."""
+        """Return the error that all callers get after disconnecting."""
         return disconnected(self._server)
 
     def _answered(self, result: R, waiting: Deferred[Any]) -> R | Failure:
@@ -103,14 +107,14 @@ class PendingQuestions:
 
 class GbsContext(NamedTuple):
     """
-    What all requests to one server share.
+    The objects and settings that all requests to one server share.
 
     Attributes:
         endpoints: returns the endpoint for another connection.
         name: the server's name for messages.
         requests: builds requests as bytes.
         answers: interprets responses.
-        asked: tracks operations of more than one request.
+        asked: tracks questions, and changes that take more than one request.
     """
 
     clock: IReactorTime
@@ -124,22 +128,22 @@ class GbsContext(NamedTuple):
 
 class GbsUploads:
     """
-    The changes of immutable shares on one server; ``GbsOrder`` has decided before what waits for what.
+    The changes of immutable shares on one server; ``GbsOrder`` has already decided which of them wait.
 
-    Small shares go in bundles (``GbsBundles``).
+    Small shares are sent in bundles (``GbsBundles``).
 
-    **Repeated requests.** After a lost connection, requests are sent again. Then "no such upload" may
-    mean that the first attempt has completed the share, so the server is asked for its list of shares: if
-    the share is in it, the write has completed it. A server that is just making a share durable may not
-    list it yet, so the query is repeated a few times before the share counts as missing. The same holds
-    for writes whose bytes were dropped: they fail with ``WriteLost``, and the caller repeats them.
+    **Repeated requests.** After a lost connection, requests are sent again. Then "no such upload" may mean
+    that the first attempt has completed the share. So the server is asked for its list of shares: if the list
+    has the share, the write has completed it. A server that is just making a share durable may not list it
+    yet, so the query is repeated a few times before the share counts as missing. The same applies to writes
+    whose bytes were released: they fail with ``WriteLost``, and the caller repeats them.
 
     Args:
-        bundle_bytes: the largest bundle that the server's announcement offers, or 0; its responses may
-            offer bundles, too.
+        bundle_bytes: the largest bundle that the server's announcement offers, or 0; the server's responses
+            may offer bundles, too.
 
     Attributes:
-        connection: the one for all changes.
+        connection: the connection for all changes.
         bundles: the small shares.
     """
 
@@ -172,20 +176,23 @@ class GbsUploads:
         return f"<GbsUploads {self.connection}, {self.bundles}>"
 
     def _crowd_bytes(self) -> float:
-        """Return the limit of pending bytes of small requests; none if the server supports bundles."""
+        """Return the limit of pending bytes of small requests; infinity if the server supports bundles."""
         if self.bundles.max_bytes:
             return math.inf
         return max(CROWD_BYTES, CROWD_BYTES_PER_S * (self.connection.round_trip_s or 0.0))
 
     def close(self, reason: Callable[[], PipegridError]) -> Deferred[None]:
-        """Fail all unanswered requests, each with its own error; fires when the connection is closed."""
+        """
+        Fail all unanswered requests, each with a separate error from ``reason``; fires when the connection is
+        closed.
+        """
         self.bundles.give_up(reason)
         return self.connection.close(reason)
 
     def allocate(
         self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Allocation]:
-        """Request space; see the contract."""
+        """Request space for shares; see ``StorageServer.allocate``."""
         call = storage_index, share_numbers, share_bytes, secrets
         return self.bundles.allocate(*call) or self._allocate(*call)
 
@@ -207,7 +214,7 @@ class GbsUploads:
         release: Callable[[], None] | None,
         again: bool,
     ) -> Deferred[WriteAnswer]:
-        """Write to an unfinished share; see the contract."""
+        """Write to an unfinished share; see ``StorageServer.write``."""
         bundled = None
         if not offset:
             bundled = self.bundles.write(storage_index, share_number, data, upload_secret)
@@ -228,7 +235,7 @@ class GbsUploads:
         request = self._requests.write(
             storage_index, share_number, offset, data, upload_secret, release
         )
-        # computed here, so that the callback does not keep the data in memory
+        # Computed outside of the callback, which would otherwise keep the data in memory.
         upto = offset + sum(map(len, data))
 
         def written(answered: Answered) -> WriteAnswer | Deferred[WriteAnswer]:
@@ -242,7 +249,7 @@ class GbsUploads:
     def store_whole(
         self, storage_index: bytes, shares: Shares, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Stored]:
-        """Store whole shares; see the contract."""
+        """Store whole shares; see ``StorageServer.store_whole``."""
         bundled = self.bundles.store(storage_index, shares, share_bytes, secrets)
         if bundled is not None:
             return bundled
@@ -261,20 +268,22 @@ class GbsUploads:
                 upload.secrets,
             )
         )
-        self.connection.flush()  # the other servers' shares are prepared while this one begins
+        self.connection.flush()  # this server begins while shares for others are prepared
         return stored
 
     def abort(
         self, storage_index: bytes, share_number: int, upload_secret: bytes
     ) -> Deferred[None]:
-        """Abort an unfinished upload; see the contract."""
+        """Abort an unfinished upload; see ``StorageServer.abort``."""
         request = self._requests.abort(storage_index, share_number, upload_secret)
         return self._send(request, storage_index).addCallback(
             lambda answered: self._answers.aborted(answered[0], share_number, answered[1])
         )
 
     def _was_completed(self, storage_index: bytes, share_number: int) -> Deferred[WriteAnswer]:
-        """Find out what "no such upload" means for a write that may have been carried out before."""
+        """
+        Find out whether a share is complete, after a write that may be a repetition got "no such upload".
+        """
 
         async def find_out() -> WriteAnswer:
             for wait_s in (0.0, *LIST_AGAIN_S):
@@ -293,7 +302,9 @@ class GbsUploads:
         return self._send(request, storage_index).addCallback(lambda answered: unpack(answered[0]))
 
     def takes_question(self, request: RawRequest) -> bool:
-        """Return whether a question would be sent at once: the connection is up, and free of changes."""
+        """
+        Return whether a question may use this connection at once: it is up, and no change is unanswered.
+        """
         expected_bytes = self._question_bytes + (request.expected_response_bytes or 0)
         return (
             expected_bytes <= BEHIND_BYTES
@@ -303,7 +314,7 @@ class GbsUploads:
 
     def question(self, request: RawRequest) -> Deferred[RawResponse]:
         """
-        Ask on the connection of the changes, once; see ``takes_question``.
+        Ask on the connection for changes, without repetition; see ``takes_question``.
 
         Raises (through the Deferred):
             AskElsewhere: the connection was lost.
@@ -324,13 +335,17 @@ class GbsUploads:
     def change(
         self, request: RawRequest, storage_index: bytes, unpack: Callable[[RawResponse, bool], T]
     ) -> Deferred[T]:
-        """Send a request like ``upload``; ``unpack`` also gets whether it was sent more than once."""
+        """
+        Send a request as ``upload`` does; ``unpack`` also gets whether the request was sent more than once.
+        """
         changed = self._send(request, storage_index).addCallback(lambda answered: unpack(*answered))
         self.connection.flush()
         return changed
 
     def _send(self, request: RawRequest, storage_index: bytes) -> Deferred[Answered]:
-        """Send a request on the uploads' connection, after all earlier ones for its storage index."""
+        """
+        Send a request on the uploads' connection, after all earlier requests for the same storage index.
+        """
         self.bundles.flush(storage_index)
         return self.connection.request(request)
 

@@ -1,1 +1,1 @@
-"""Backups: directories stored again and again, of which only what has changed is read and sent."""
+"""Backups: runs that store the same directories repeatedly, and read and send only what has changed."""

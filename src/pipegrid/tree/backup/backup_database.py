@@ -1,4 +1,4 @@
-"""The database of stored files, by which a backup finds what has not changed."""
+"""The database of stored files, which shows a backup which files are unchanged."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from pipegrid.tree.backup.prune_records import SentObjects
 from pipegrid.tree.local_walk import FileMet
 from pipegrid.tree.upload_store import KnownObject, KnownObjects
 
-# Which files are unchanged since they were stored, and when an object must be checked on the grid again;
-# pure.
+# This part decides which files are unchanged since they were stored, and when an object must be checked on
+# the grid again. It does no input or output.
 #
-# A file is unchanged if size, inode, ``mtime`` and ``ctime`` are the same. Programs cannot set ``ctime``
-# back, so ``touch`` and ``cp -p`` are noticed. One gap remains: times advance in steps, so a file that is
-# written twice within one step, and read in between, looks unchanged. So a file that changed less than
-# ``RACY_NS`` before it was read (git calls it **racily clean**) is read again by the next run. This does not
-# apply to a ``mtime`` in the future, which was set by a program or another machine: a write would have set it
-# to the present.
+# A file is unchanged if its size, inode, ``mtime`` and ``ctime`` are the same. Programs cannot set ``ctime``
+# back, so changes by ``touch`` and ``cp -p`` are noticed. One gap remains: file times advance in steps, so a
+# file looks unchanged if it is written twice within one step and read between the two writes. So the next run
+# reads a file again if it changed less than ``RACY_NS`` before it was read (git calls such a file **racily
+# clean**). An ``mtime`` in the future is ignored here: a program or another machine set it, since a write
+# would have set the present time.
 
 RACY_NS = 2_000_000_000
-"""The coarsest file times (FAT) have steps of two seconds; those of Linux have ten milliseconds."""
+"""The coarsest file times (FAT) have steps of two seconds; those of Linux have steps of ten milliseconds."""
 
 _DAY_S = 86400.0
 
 SOONEST_S = 12 * _DAY_S
 LATEST_S = 24 * _DAY_S
 """
-An object is checked, and its leases are renewed, 12 to 24 days after the last check; the age depends on the
-object, so that what was stored in one night is not due in one night. Servers of Tahoe-LAFS keep leases for 31
-days: a weekly backup renews them in time.
+An object is checked, and its leases are renewed, 12 to 24 days after the last check. The exact age depends on
+the object, so objects that were stored in the same night are not all due in the same night. Servers of
+Tahoe-LAFS keep leases for 31 days, so a weekly backup renews the leases in time.
 """
 
 
 class Signature(NamedTuple):
-    """The numbers that change when a file changes, as signed 64-bit integers for SQLite."""
+    """The numbers that differ when a file has changed, as signed 64-bit integers for SQLite."""
 
     size: int
     mtime_ns: int
@@ -56,7 +56,7 @@ class Signature(NamedTuple):
 
 
 def signature_of(found: os.stat_result) -> Signature:
-    """Return the numbers of a file that are compared."""
+    """Return the signature of a file from its status."""
     return Signature(
         found.st_size, _kept(found.st_mtime_ns), _kept(found.st_ctime_ns), _kept(found.st_ino)
     )
@@ -64,10 +64,10 @@ def signature_of(found: os.stat_result) -> Signature:
 
 def _kept(number: int) -> int:
     """
-    Return a signed 64-bit integer for a number that may be larger.
+    Return a number as a signed 64-bit integer; a larger number wraps around.
 
-    Inodes are unsigned, and network and FUSE file systems use all 64 bits; times of files may be later than
-    64 bits of nanoseconds allow (2262).
+    Inodes are unsigned, and network and FUSE file systems use all 64 bits. File times can be later than 2262,
+    the limit of 64-bit nanoseconds.
     """
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
@@ -77,8 +77,9 @@ def is_unchanged(signature: Signature, read_ns: int, found: os.stat_result) -> b
     Return whether a file certainly has the content that was stored.
 
     Args:
-        signature: of the file when it was stored.
-        read_ns: when it was read, in nanoseconds since 1970.
+        signature: the signature of the file when it was stored.
+        read_ns: when the stored content was read, in nanoseconds since 1970.
+        found: the status of the file now.
     """
     changed_ns = signature.ctime_ns
     if signature.mtime_ns <= read_ns + RACY_NS:
@@ -87,35 +88,47 @@ def is_unchanged(signature: Signature, read_ns: int, found: os.stat_result) -> b
 
 
 def is_due(cap: str, checked_s: float, now_s: float) -> bool:
-    """Return whether an object that was healthy at a time (seconds since 1970) must be checked."""
+    """
+    Return whether an object must be checked now.
+
+    Args:
+        checked_s: when the object was last found healthy, in seconds since 1970.
+    """
     age_s = now_s - checked_s
     if 0 <= age_s <= SOONEST_S:
-        return False  # the usual case, without the hash below
+        return False  # the usual case; skips the hash below
     digest = hashlib.sha256(cap.encode("ascii", "replace")).digest()
     spread = int.from_bytes(digest[:4], "big") / (1 << 32)
-    # A clock that was set back must not delay checks for years.
+    # If the clock was set back, the last check is in the future; the next one must not wait for years.
     return age_s < -_DAY_S or age_s > SOONEST_S + (LATEST_S - SOONEST_S) * spread
 
 
-# The database of a client's backups: which files had which cap, and when each cap was last found on the grid.
+# The database of a client's backups records the cap of each file, and when each cap was last found healthy on
+# the grid.
 #
-# One SQLite file in WAL mode, written in small transactions. A process that is killed loses only the last
-# records, and those files are read and stored again. Only stored objects are recorded. One process uses the
-# database at a time, which ``BackupPlace.lock`` ensures. A damaged database is renamed, and a new one is
-# created: this costs nothing but time.
+# It is one SQLite file in WAL mode, written in small transactions. If the process is killed, only the last
+# records are lost, and their files are read and stored again. Only stored objects are recorded.
+# ``BackupPlace.locked`` ensures that one process at a time uses the database. A damaged database is renamed
+# and replaced by a new one, which only costs time.
 #
-# Paths, names and caps are secrets, so only the owner may read the file. Two threads use it in turn: the one
-# of the walk reads, the reactor's writes.
+# Paths, names and caps are secrets, so only the owner may read the file. Two threads use the database
+# alternately: the walk's thread reads, and the reactor's thread writes.
 
 VERSION = 2
 
 COMMIT_ROWS = 200
 COMMIT_S = 1.0
 COMMIT_BYTES = 1 << 20
-"""A killed process forgets at most the records of this many bytes of files."""
+"""
+Records are committed after at most about this many bytes of files, so that a killed process loses few of
+them.
+"""
 
 _FORGET_S = 120 * 86400.0
-"""Files not met for this long do not exist any more: everything that is met is checked within 24 days."""
+"""
+Records of files that were not met for this long are removed; the files no longer exist, since every file that
+a run meets is checked within 24 days.
+"""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
@@ -133,16 +146,18 @@ class BackupDatabase(KnownObjects):
     The database of one client's backups.
 
     Args:
-        path: of the file; created if missing.
-        context: how files are encoded and keyed; what was stored in another way counts as not stored.
+        path: the file of the database; created if missing.
+        context: the encoding parameters and the convergence secret; files stored with a different context
+            count as not stored.
         root: absolute path of the directory that is stored.
-        now: seconds since 1970.
-        say: called with a sentence if a damaged database was renamed.
-        sent: where objects are noted before they are stored.
+        now: returns the seconds since 1970.
+        say: called with a sentence if a damaged database was renamed, or cannot be written.
+        read_only: whether nothing is recorded.
+        sent: records objects before they are stored; None: they are not recorded.
 
     Raises:
-        UsageError: it was made by a later PipeGrid, or cannot be opened.
-        SinkError: its disk is full or unsuitable for databases; an existing database stays.
+        UsageError: a later version of PipeGrid made the database, or it cannot be opened.
+        SinkError: the disk is full or unsuitable for databases; an existing database stays.
     """
 
     def __init__(
@@ -166,12 +181,12 @@ class BackupDatabase(KnownObjects):
         self._rows = self._bytes = 0
         self._committed_s = now()
         self._broken = False
-        self._busy = Lock()  # the thread of the walk, and the reactor's
+        self._busy = Lock()  # used by the walk's and the reactor's thread
         try:
             try:
                 self._open()
             except sqlite3.OperationalError:
-                raise  # the disk is full or read-only: the database itself is good
+                raise  # the disk is full or read-only; the database itself is intact
             except sqlite3.DatabaseError as error:
                 self._close_connections()
                 self._set_aside(error)
@@ -203,14 +218,14 @@ class BackupDatabase(KnownObjects):
             raise sqlite3.DatabaseError(damage)
         self._connection.executescript(_SCHEMA)
         columns = self._connection.execute("PRAGMA table_info(files)").fetchall()
-        if "extended" not in {column[1] for column in columns}:  # of version 1: it is not known
+        if "extended" not in {column[1] for column in columns}:  # a database of version 1
             self._connection.execute("ALTER TABLE files ADD COLUMN extended TEXT")
         self._connection.execute(f"PRAGMA user_version={VERSION}")
 
     # Queries and records of uploads.
 
     def file(self, path: str, found: os.stat_result) -> KnownObject | None:
-        """Return the record of a regular file, if it is unchanged."""
+        """Return the record of a regular file; None if the file has changed or is not recorded."""
         row = self._ask(
             "SELECT size, mtime_ns, ctime_ns, inode, read_ns, files.cap, checked, extended FROM files "
             "LEFT JOIN objects ON objects.cap = files.cap WHERE path = ? AND context = ?",
@@ -221,7 +236,7 @@ class BackupDatabase(KnownObjects):
         return self._known(row[5], row[6], row[7])
 
     def directory(self, packed: bytes) -> KnownObject | None:
-        """Return the record of a directory of exactly these bytes."""
+        """Return the record of a directory with exactly these bytes; None if it is not recorded."""
         row = self._ask(
             "SELECT directories.cap, checked FROM directories "
             "LEFT JOIN objects ON objects.cap = directories.cap WHERE digest = ?",
@@ -234,7 +249,7 @@ class BackupDatabase(KnownObjects):
             self._sent.add(cap)
 
     def file_stored(self, met: FileMet, cap: ChkCap | LitCap) -> None:
-        """A file was read, and is stored."""
+        """Record that a file was read and stored."""
         signature = signature_of(met.found)
         self._write(
             "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -263,11 +278,11 @@ class BackupDatabase(KnownObjects):
         self.checked(cap)
 
     def checked(self, cap: ChkCap | LitCap) -> None:
-        """The object of this cap is healthy now."""
+        """Record that the object of this cap is healthy now."""
         self._write("INSERT OR REPLACE INTO objects VALUES (?, ?)", (str(cap), self._now()))
 
     def require_check(self) -> None:
-        """Require a check of every recorded object before it counts as stored."""
+        """Make every recorded object due for a check, so that none counts as stored before it is checked."""
         long_ago = self._now() - LATEST_S - 1
         self._write("UPDATE objects SET checked = ? WHERE checked > ?", (long_ago, long_ago))
         self._commit()
@@ -275,7 +290,7 @@ class BackupDatabase(KnownObjects):
     # The end.
 
     def finish(self) -> None:
-        """A run has succeeded: forget files that were not met for a long time."""
+        """Forget the files that were not met for a long time; called after a successful run."""
         before = (self._now() - _FORGET_S,)
         old = "(SELECT cap FROM objects WHERE checked < ?)"
         self._write(f"DELETE FROM files WHERE cap IN {old}", before)
@@ -283,19 +298,22 @@ class BackupDatabase(KnownObjects):
         self._write("DELETE FROM objects WHERE checked < ?", before)
 
     def succeeded(self) -> None:
-        """A run is listed: what it has sent is in the database, if that has no gaps."""
+        """
+        Remove the objects that this run sent from the prune candidates, unless the database has gaps; called
+        when the run is in the catalogue.
+        """
         self._commit()
         if self._sent is not None and not (self._broken or self._read_only):
             self._sent.succeeded()
 
-    # For ``prune``; unlike above, errors are raised.
+    # The methods below are for ``prune``. Unlike the methods above, they raise the errors of the database.
 
     def stored_caps(self) -> Iterator[str]:
         """
         Yield the caps of all objects that the database knows.
 
         Raises:
-            SinkError: it cannot be read.
+            SinkError: the database cannot be read.
         """
         tables = ("objects", "files", "directories")
         every = " UNION ".join(f"SELECT cap FROM {table}" for table in tables)
@@ -305,10 +323,10 @@ class BackupDatabase(KnownObjects):
 
     def forget(self, caps: Iterable[str]) -> None:
         """
-        Forget objects durably, before they are removed from the grid: they do not count as stored any more.
+        Forget objects durably, before they are removed from the grid, so that they no longer count as stored.
 
         Raises:
-            SinkError: the database cannot be written; it has forgotten nothing.
+            SinkError: the database cannot be written; no object is forgotten.
         """
         connection = self._connection
         with self._raising():
@@ -411,15 +429,15 @@ class BackupDatabase(KnownObjects):
 
     def _note_failure(self, error: sqlite3.DatabaseError) -> None:
         if not isinstance(error, sqlite3.OperationalError):
-            self._broken = True  # files that are not recorded are read and stored again
-        elif not self._read_only:  # the disk is full: the database itself is good
+            self._broken = True  # the next run reads and stores files without a record again
+        elif not self._read_only:  # the disk is full; the database itself is intact
             self._read_only = True
             self._say(
                 f"cannot use {self._path} ({error}); what is stored now will be read again next time"
             )
 
     def _set_aside(self, error: Exception | None) -> None:
-        """Rename a database that cannot be used; one that was renamed earlier is removed."""
+        """Rename an unusable database, and remove those that were renamed earlier."""
         for earlier in self._path.parent.glob(f"{self._path.name}.damaged-*"):
             with suppress(OSError):
                 earlier.unlink()
@@ -435,7 +453,7 @@ class BackupDatabase(KnownObjects):
 
 
 def _extended_text(extended: dict[str, Any] | None) -> str | None:
-    """Return extended metadata as a record has it: empty if the file has none, None if it is not known."""
+    """Return extended metadata as text for a record: empty if the file has none, None if it is unknown."""
     return None if extended is None else json.dumps(extended) if extended else ""
 
 

@@ -1,4 +1,4 @@
-"""One backup run: the walk, what is stored, and the entry in the catalogue."""
+"""One backup run: walking the directories, storing them, and listing the run in the catalogue."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ from pipegrid.tree.upload_store import DryRunStore, GridFiles, TreeStore
 if TYPE_CHECKING:
     from pipegrid.tree.backup.backup_stream import BackupStream
 
-# Listing a stored run, in the catalogue and under an alias.
+# This part lists a stored run in the catalogue and under an alias.
 #
-# The run is recorded locally first, so that the next run lists it if this fails.
+# The run is recorded locally first, so that the next run lists it if listing fails.
 
 T = TypeVar("T")
 BackupSource: TypeAlias = "BackupDirectories | BackupStream"
@@ -61,10 +61,11 @@ class ListedRun(NamedTuple):
     The outcome of listing a run.
 
     Attributes:
-        run: as it is listed.
-        forgotten: runs that are not listed any more.
-        problems: why it is not listed, or not under its alias; the catalogue's problem is the first.
-        is_nowhere: no server that responded has shares of the catalogue.
+        run: the run as it is listed.
+        forgotten: older runs that were removed from the list.
+        problems: why the run is not listed in the catalogue, or not under its alias; a problem of the
+            catalogue comes first.
+        is_nowhere: whether no server that responded has shares of the catalogue.
     """
 
     run: BackupRun
@@ -73,19 +74,23 @@ class ListedRun(NamedTuple):
     is_nowhere: bool = False
 
 
-# Storing a directory with the records of earlier runs, or finding out what a run would store.
+# This part stores a directory, using the records of earlier runs, or only finds out what a run would store.
 
 
 class BackupOptions(NamedTuple):
     """
-    What is stored, and which older runs are kept.
+    What a run stores, and which older runs are kept.
 
     Attributes:
-        selection: makes a new one for each run of a directory, since a selection records what it has met.
-        archives: the cap of a mutable directory, and names below it, which need not exist
-            yet: where the run is kept as Tahoe-LAFS's ``backup`` does, in addition to the catalogue.
-        name_was_chosen: the user chose the name, so runs of another directory or machine may have it.
-        tags: of the run, by which ``Retention.tags`` may keep it.
+        selection: returns a new selection for a directory; each run needs a new one, since a selection
+            records what it has met.
+        one_file_system: whether other file systems that are mounted below a directory are left out.
+        archives: the cap of a mutable directory, and the names of a path below it, which need not exist yet.
+            The run is also listed there, in the layout of Tahoe-LAFS's ``backup``. None: only in the
+            catalogue.
+        name_was_chosen: whether the user chose the name; then other runs of this name may be of another
+            directory or machine.
+        tags: the tags of the run; ``Retention.tags`` may keep the run because of them.
     """
 
     selection: Callable[[str], TreeSelection] = lambda directory: TreeSelection()
@@ -98,13 +103,13 @@ class BackupOptions(NamedTuple):
 
 class RunUpload:
     """
-    Stores what one run of one client has.
+    Stores the source of one run.
 
     Args:
         say: called with sentences for the user.
-        now: seconds since 1970.
-        reports: called for entries that are met.
-        read_only: nothing is recorded, and no file is read.
+        now: returns the seconds since 1970.
+        reports: called for the entries that the walk meets.
+        read_only: whether nothing is recorded and no file is read.
 
     Attributes:
         source: what is stored.
@@ -145,11 +150,11 @@ class RunUpload:
 
     async def store(self, options: BackupOptions, store: TreeStore) -> TreeResult:
         """
-        Store what is not recorded as stored.
+        Store what is not yet recorded as stored.
 
         Raises:
-            SourceError: it cannot be read.
-            GridError: the store accepts nothing.
+            SourceError: the source cannot be read.
+            GridError: the store accepts no objects.
         """
         if not isinstance(self.source, BackupDirectories):
             return await self.source.store(self._grid, self._reports, self._now, self.database)
@@ -174,7 +179,10 @@ class RunUpload:
         return result if self._read_only else await self._with_owners(result, links)
 
     async def _with_owners(self, result: TreeResult, links: HardLinks) -> TreeResult:
-        """Return a stored tree whose metadata has the names of owners; report what is not stored."""
+        """
+        Return the result with the owners' names in the metadata of the root; report names that are not
+        stored.
+        """
         names, more = await self._grid.workers.run(result.owners.stored)
         if more:
             self._say(f"the names of {counted(more, 'owner')} are not stored, only their numbers")
@@ -185,24 +193,24 @@ class RunUpload:
         return attrs.evolve(result, metadata={**result.metadata, KEY: ours})
 
 
-# Names of backups, and which directory a name belongs to; pure, except that it checks whether a directory
-# exists.
+# This part checks the names of backups, and which directory a name belongs to. Its only input is whether a
+# directory exists.
 #
-# Runs of one name are one series: '--keep-...' forgets its older runs, and 'restore' takes the newest. So
-# runs of another directory or machine join a series only if the user asks for it.
+# Runs with the same name are one series: '--keep-...' forgets older runs of the series, and 'restore' takes
+# the newest run. So runs of another directory or machine join a series only if the user asks for it.
 
 MAX_NAME_BYTES = 200
-"""Of a name, or a tag."""
+"""The maximum length of a backup's name, and of a tag."""
 
 MAX_TAGS = 20
 
 
 def check_name(name: str, listed: Iterable[BackupRun] = ()) -> str:
     """
-    Return the name of a backup as it is listed: composed (NFC).
+    Return the name of a backup as it is listed, which is normalized (NFC).
 
     Args:
-        listed: runs whose names are accepted, since earlier versions allowed others.
+        listed: runs whose names are always accepted, since earlier versions allowed other names.
 
     Raises:
         UsageError: a backup cannot have this name.
@@ -222,7 +230,8 @@ def check_tags(tags: Sequence[str]) -> None:
     Check the tags of a run.
 
     Raises:
-        UsageError: a run cannot have these: an entry of the catalogue is bounded.
+        UsageError: a tag is empty, too long or not printable, or there are too many: the size of a catalogue
+            entry is limited.
     """
     for tag in tags:
         fits = len(tag.encode("utf-8", "replace")) <= MAX_NAME_BYTES
@@ -236,7 +245,7 @@ def check_tags(tags: Sequence[str]) -> None:
 
 
 def _is_sensible(name: str) -> bool:
-    # An invisible or nearly empty name is a mistake: an unset variable, or an accidental key.
+    # An invisible or nearly empty name is a mistake, such as an unset variable or a wrong key.
     shows = any(each.isalnum() or unicodedata.category(each) == "So" for each in name)
     fits = len(name.encode("utf-8", "replace")) <= MAX_NAME_BYTES
     return shows and fits and name.isprintable() and "/" not in name and name == name.strip()
@@ -244,15 +253,16 @@ def _is_sensible(name: str) -> bool:
 
 def check_owner(runs: Iterable[BackupRun], name: str, root: str, machine: Machine) -> None:
     """
-    Check that what this machine stores may add runs to the series of this name.
+    Check that this machine may add runs of this source to the series with this name.
 
-    A machine that has a run in the series may continue it: it was the first, or the user asked for it.
+    A machine with a run in the series may continue it: it started the series, or its user asked for it.
 
     Args:
-        root: what is stored: absolute paths of directories, or a stream.
+        runs: all listed runs.
+        root: what is stored: absolute paths of directories, or a description of a stream.
 
     Raises:
-        UsageError: the runs are another machine's, or those of something else that still exists.
+        UsageError: the runs of the series belong to another machine, or to another source that still exists.
     """
     same = [run for run in runs if run.name == name]
     ours = [run for run in same if run.machine.id in ("", machine.id)]
@@ -263,9 +273,9 @@ def check_owner(runs: Iterable[BackupRun], name: str, root: str, machine: Machin
         raise _taken(name, f"{newest.directory or 'a directory'} on {named}another machine", root)
     noted = [run for run in ours if run.directory]
     other = max(noted, key=lambda run: run.time).directory if noted else root
-    if other == printable(root) or not still_exists(other):  # it was moved, perhaps to here
+    if other == printable(root) or not still_exists(other):  # it was moved or removed
         return
-    with suppress(OSError, ValueError):  # several directories, or not a path at all
+    with suppress(OSError, ValueError):  # it names several directories, or is no path
         if os.path.samefile(other, root):
             return
     raise _taken(name, other, root)
@@ -278,11 +288,11 @@ def _taken(name: str, by: str, root: str) -> UsageError:
     )
 
 
-# One run of a backup: changed files are read and stored, and the run is added to the list.
+# One run of a backup reads and stores changed files, and adds the run to the list.
 #
-# The order makes it safe to kill a run at any moment. A file is recorded when it is stored, a run when
-# everything is stored, and then it is listed. So every record is true; what is not recorded is done again,
-# and a recorded run that could not be listed is listed by the next one.
+# The order of the steps makes it safe to kill a run at any moment. A file is recorded after it is stored, and
+# a run after everything is stored; after that, the run is listed. So every record is true, unrecorded work is
+# repeated, and the next run lists a recorded run that could not be listed.
 #
 # The catalogue, and the directories under an alias, are prepared while the tree is stored.
 
@@ -292,15 +302,15 @@ U = TypeVar("U")
 
 class BackupResult(NamedTuple):
     """
-    A finished run.
+    The result of a finished run.
 
     Attributes:
-        run: as it is listed.
-        catalogue: the cap that reads the list of runs, and all of them; it cannot change the list.
-        counts: what was met, sent, checked and left out.
-        forgotten: runs that are not listed any more.
-        elapsed_s: in total.
-        problems: why the stored run is not listed, or not under its alias; see ``run``.
+        run: the run as it is listed.
+        catalogue: the read cap of the catalogue; it reads the list and all runs, but cannot change the list.
+        counts: numbers of entries that were met, sent, checked and left out.
+        forgotten: older runs that were removed from the list.
+        elapsed_s: duration of the whole run.
+        problems: why the stored run is not listed in the catalogue, or not under its alias.
     """
 
     run: BackupRun
@@ -316,10 +326,10 @@ class DryRunResult(NamedTuple):
     What a run would do now.
 
     Attributes:
-        objects, bytes: files and directories that would be sent, before they are encoded; for directories
-            above changed files, an estimate.
-        share_bytes: about what servers would store.
-        checks: objects that would be checked on the grid.
+        objects, bytes: number and size of the files and directories that would be sent, before they are
+            encoded; for directories above changed files, an estimate.
+        share_bytes: estimated bytes of shares that servers would store.
+        checks: number of objects that would be checked on the grid.
         counts: what was met and left out.
     """
 
@@ -336,8 +346,8 @@ class Backups:
 
     Args:
         say: called with sentences for the user.
-        now: seconds since 1970.
-        machine: this one; None: the one that the system names.
+        now: returns the seconds since 1970.
+        machine: the identity of this machine; None: from ``BackupPlace.machine``.
     """
 
     def __init__(
@@ -364,16 +374,16 @@ class Backups:
         reports: TreeReports | None = None,
     ) -> BackupResult:
         """
-        Store a directory as it is now, or several, or a stream, and list the run.
+        Store one or several directories, or a stream, as they are now, and list the run.
 
-        If it is stored but cannot be listed, no error is raised: ``problems`` of the result says why, and the
-        next run lists it.
+        If the run is stored but cannot be listed, no error is raised: ``problems`` of the result says why,
+        and the next run lists it.
 
         Raises:
-            UsageError: another run is running, the name is impossible or belongs to another directory or
-                machine, or the directory that keeps the run cannot be changed.
-            SourceError: it cannot be read.
-            GridError: the grid accepts nothing, or the list of runs cannot be created.
+            UsageError: another run is running; the name is not allowed, or belongs to another directory or
+                machine; or the directory for the archives cannot be changed.
+            SourceError: the source cannot be read.
+            GridError: the grid accepts no objects, or the list of runs cannot be created.
         """
         options = options or BackupOptions()
         check_tags(options.tags)
@@ -387,7 +397,7 @@ class Backups:
             with closing(storing.database):
                 noted, counts, listed = await self._store(noted, name, machine, storing, options)
                 storing.database.finish()
-                # Of an object that was left out, or changed between two tries, some shares may be stored.
+                # Some shares may be stored of an object that was left out, or that changed before a retry.
                 if not (listed.problems or counts.left_out or counts.second_tries):
                     storing.database.succeeded()
         assert noted.cap is not None
@@ -403,7 +413,7 @@ class Backups:
     async def _checked_name(
         self, name: str, noted: CatalogueState, root: str, machine: Machine, options: BackupOptions
     ) -> str:
-        """Return the name as it is listed, if it is possible and belongs to this directory."""
+        """Return the name as it is listed, if it is allowed and belongs to this source."""
         name = check_name(name, noted.runs)
         if not options.name_was_chosen:
             check_owner(await self._listed(noted), name, root, machine)
@@ -417,8 +427,8 @@ class Backups:
         storing: RunUpload,
         options: BackupOptions,
     ) -> tuple[CatalogueState, TreeCounts, ListedRun]:
-        """Store a directory, and list the run; also returns the catalogue as it was remembered then."""
-        # The records of earlier runs hold for the grid that has the remembered list.
+        """Store the source, and list the run; also return the catalogue as it was remembered before that."""
+        # The records of earlier runs are only valid for the grid that has the remembered list.
         believed = noted.content is not None
         if not believed:
             storing.database.require_check()
@@ -445,7 +455,7 @@ class Backups:
     async def _list(
         self, noted: CatalogueState, archives: Archives | None, run: BackupRun, retention: Retention
     ) -> ListedRun:
-        """List a run that is stored; ``noted`` is the remembered catalogue without it."""
+        """List a stored run; ``noted`` is the remembered catalogue without this run."""
         others = [each for each in noted.unlisted if entry_name(each) != entry_name(run)]
         noted = noted._replace(unlisted=(*others, run))
         self.place.note(noted)
@@ -480,7 +490,7 @@ class Backups:
             return await self.catalogues.change(noted.cap, change, noted.content)
         except RollbackError as error:
             if noted.content is None or noted.version < error.seen:
-                raise  # the version seen last may come from another machine, and may reappear
+                raise  # another machine may have written the newer version, which may reappear
             self.say(
                 "servers show an older list of backups than this client has seen, so it is written again "
                 "from what this client remembers"
@@ -491,15 +501,16 @@ class Backups:
         self, noted: CatalogueState, run: BackupRun, storing: RunUpload, options: BackupOptions
     ) -> tuple[BackupRun, TreeResult]:
         """
-        Store a directory on a grid that has lost the list, and perhaps all other objects: nothing is trusted.
+        Check everything, and store what is missing, on a grid that lost the list and perhaps all other
+        objects.
 
-        It may be another grid, by mistake; so no new list is created.
+        No new list is created, since this may be the wrong grid.
         """
         self.say(
             "no server has the list of backups, perhaps because this is another grid than before: "
             "everything is checked, and stored again if it is missing"
         )
-        self.place.note(noted)  # without a run that may not be stored
+        self.place.note(noted)  # without the run, some of whose objects may be lost
         storing.database.require_check()
         result = await storing.store(options, GridFiles(self._grid))
         run = _filled(run, storing.source.root, result)
@@ -508,7 +519,7 @@ class Backups:
         return run, result
 
     def _without_list(self) -> NotEnoughSharesError:
-        """Return the error for a grid that has nothing of the list; its message says how to continue."""
+        """Return the error for a grid that has no share of the list; its message says how to continue."""
         return NotEnoughSharesError(
             "no server has the list of backups: if this is another grid than before, use that one again; "
             f"if this one has lost it, move {self.place.directory} away, and the next run begins a new list",
@@ -519,7 +530,9 @@ class Backups:
     async def _prepare(
         self, noted: CatalogueState, options: BackupOptions
     ) -> tuple[CatalogueState, Archives | None]:
-        """Return a catalogue that can be changed, and the archives under the alias, if one is given."""
+        """
+        Return a catalogue that this client can change, and the prepared archives under the alias, or None.
+        """
         archives = None
         making: list[Deferred[Any]] = [Deferred.fromCoroutine(self._catalogue(noted))]
         if options.archives is not None:
@@ -529,12 +542,14 @@ class Backups:
         return prepared, archives
 
     async def _catalogue(self, noted: CatalogueState) -> CatalogueState:
-        """Return the remembered catalogue, which can be changed; it is created if there is none."""
+        """
+        Return the remembered catalogue if this client can change it; otherwise create one with the same runs.
+        """
         if noted.cap is not None and writes(noted.cap):
             return noted
         runs = noted.runs
         if noted.cap is not None and noted.content is None:
-            # A new list without the runs of the previous one would be wrong.
+            # A new list must contain the runs of the previous one.
             before = runs_of(noted.cap, await self.catalogues.load(noted.cap))
             names = {entry_name(run) for run in runs}
             runs = (*(run for run in before if entry_name(run) not in names), *runs)
@@ -543,10 +558,10 @@ class Backups:
         return made
 
     async def _listed(self, noted: CatalogueState) -> tuple[BackupRun, ...]:
-        """Return the runs that are in the list to which the next one is added."""
+        """Return the runs of the list to which this run will be added."""
         if noted.cap is None or noted.content is not None:
             return noted.runs
-        # The user has put the cap of another catalogue here: its runs count.
+        # The user has replaced the cap by that of another catalogue, so the runs of that catalogue count.
         return tuple(runs_of(noted.cap, await self.catalogues.load(noted.cap)))
 
     async def would_send(
@@ -560,9 +575,9 @@ class Backups:
         Find out what a run would send; no file is opened, and nothing is stored or recorded.
 
         Args:
-            name: of the run, which is checked; None: not checked.
+            name: the name of the run, which is checked; None: no name is checked.
 
-        Raises: as ``run`` does.
+        Raises: the same errors as ``run``.
         """
         options = options or BackupOptions()
         check_tags(options.tags)
@@ -586,7 +601,7 @@ class Backups:
 
     async def runs(self) -> tuple[BackupRun, ...]:
         """
-        Return all listed runs, oldest first; if the grid does not have the list, the remembered ones.
+        Return all listed runs, oldest first; if the list cannot be read from the grid, the remembered runs.
 
         Raises:
             PipegridError: the list cannot be read from the grid, and is not remembered.
@@ -611,7 +626,7 @@ def _as_source(source: str | BackupSource) -> BackupSource:
 
 
 def _filled(run: BackupRun, root: str, result: TreeResult) -> BackupRun:
-    """Return a run with the results of its upload."""
+    """Return the run, completed with the results of its upload."""
     counts = result.counts
     return attrs.evolve(
         run,
@@ -625,7 +640,7 @@ def _filled(run: BackupRun, root: str, result: TreeResult) -> BackupRun:
 
 
 async def _both(first: Deferred[T], second: Deferred[U]) -> tuple[T, U]:
-    """Return both results; if one fails, the other is cancelled, and has ended when this returns."""
+    """Return the results of both Deferreds. If one fails, cancel the other and wait until it has ended."""
     running: list[Deferred[Any]] = [first, second]
     try:
         one, other = await gather(running)

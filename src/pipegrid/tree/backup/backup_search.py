@@ -1,4 +1,4 @@
-"""Finding files by their names in all runs of a backup; see ``history_walk`` for what that reads."""
+"""Searching for files by name in all runs of a backup; ``history_walk`` describes what a search reads."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ class SearchedNames(NamedTuple):
     What is searched for.
 
     Attributes:
-        patterns: as of ``TreeSelection``: a name, or a path from the root with a slash.
-        newer_ns, older_ns: the file was changed at or after, or before; since 1970. None: at any time.
+        patterns: patterns as in ``TreeSelection``: a name, or a path from the root with a slash.
+        newer_ns, older_ns: the file was changed at or after ``newer_ns``, and before ``older_ns``, in
+            nanoseconds since 1970. None: no limit.
     """
 
     patterns: tuple[str, ...]
@@ -32,10 +33,11 @@ class SearchedNames(NamedTuple):
 
     def matcher(self) -> Callable[[str, bool], bool]:
         """
-        Return a function of a path and whether it is a directory.
+        Return a function that gets a path and whether it is a directory, and returns whether a pattern
+        matches.
 
         Raises:
-            UsageError: a pattern is malformed, or there is none.
+            UsageError: a pattern is malformed, or no pattern was given.
         """
         if not self.patterns:
             raise UsageError("there is no pattern to search for; give one such as '*.jpg'")
@@ -43,7 +45,10 @@ class SearchedNames(NamedTuple):
         return lambda path, is_directory: not selection.takes(path, is_directory)
 
     def fits(self, mtime_ns: int | None) -> bool:
-        """Return whether a time of change fits; an unknown one fits only if any does."""
+        """
+        Return whether a modification time is within the limits; an unknown time only is if there are no
+        limits.
+        """
         if mtime_ns is None:
             return self.newer_ns is None and self.older_ns is None
         return (self.newer_ns is None or mtime_ns >= self.newer_ns) and (
@@ -54,15 +59,15 @@ class SearchedNames(NamedTuple):
 @attrs.frozen
 class FoundVersion:
     """
-    One version of a file, or a directory, under one path.
+    One version of a file, or a directory, at one path.
 
     Attributes:
-        path: from the root of the backup.
-        kind: what it is; a directory counts as one version, whatever its content.
-        cap: of the file, or of the newest version of the directory.
-        mtime_ns: when it was changed, since 1970; None: unknown.
-        first, last: the oldest and the newest run that has it.
-        count: how many runs have it.
+        path: the path from the root of the backup.
+        kind: the kind of the entry; all versions of a directory count as one.
+        cap: the cap of the file, or of the newest version of the directory.
+        mtime_ns: when the entry was changed, in nanoseconds since 1970; None: unknown.
+        first, last: the oldest and the newest run with this version.
+        count: the number of runs with this version.
     """
 
     path: TreePath
@@ -75,7 +80,7 @@ class FoundVersion:
 
     @property
     def size(self) -> int | None:
-        """The bytes of the file; None: a directory, or unknown."""
+        """The size of the file in bytes; None for a directory, or if it is unknown."""
         return None if self.kind == "directory" else immutable_size(self.cap)
 
 
@@ -90,14 +95,14 @@ async def search_runs(
     limits: WalkLimits | None = None,
 ) -> None:
     """
-    Find all versions of files and directories that match; a directory of several runs is read once.
+    Find all matching versions of files and directories; a directory that several runs share is read once.
 
     Args:
         grid: an open grid.
-        runs: of one backup, oldest first.
-        found: called for each version; those of one path one after the other, the oldest first.
-        unreadable: called with the path of what could not be read, and why.
-        directories: shared by several searches; None: this one has its own.
+        runs: runs of one backup, oldest first.
+        found: called for each version; the versions of one path follow each other, oldest first.
+        unreadable: called with the path of a directory that could not be read, and the error.
+        directories: a cache shared by several searches; None: this search has its own.
 
     Raises:
         UsageError: a pattern is malformed.
@@ -120,7 +125,7 @@ async def search_runs(
 def _versions(
     path: TreePath, spans: Sequence[EntrySpan], runs: Sequence[BackupRun]
 ) -> list[FoundVersion]:
-    """Return the versions among the entries of a path; a version may vanish and come back."""
+    """Return the versions of a path; a version that vanishes and reappears in a later run counts once."""
     grouped: dict[Any, list[EntrySpan]] = {}
     for span in spans:
         grouped.setdefault(_identity(span.entry), []).append(span)

@@ -13,32 +13,35 @@ if TYPE_CHECKING:
     from pipegrid.tree.file_selection import TreeSelection
     from pipegrid.tree.local_walk import EntryWalk, LinkId, LocalWalk, WalkOptions
 
-# A command makes these before it connects, so the walks are loaded later: when one is made.
+# A command creates these objects before it connects, so the walks are imported later, when a walk is created.
 
 BETWEEN = ", "
 """Separates the directories of one run in the catalogue."""
 
 MAX_ROOT_BYTES = 4096
-"""Of several directories, as many as fit are named in the catalogue, whose entries are bounded."""
+"""
+The maximum length of the text that names the directories in the catalogue; further directories are only
+counted.
+"""
 
 
 class BackupDirectories:
     """
     The directories of one run.
 
-    The tree of one directory has its content at the root. That of several has each at its absolute path, as
-    restic and borg store them, so names cannot collide. One that is inside another is part of it; if it is
-    mounted there, it is stored even if what else is mounted is not.
+    The tree of a single directory has its content at the root. A tree of several directories has each at its
+    absolute path, as in restic and borg, so names cannot collide. A directory inside another one is stored as
+    part of it. If such a directory is a mount point, it is stored even if other mount points are left out.
 
     Args:
-        given: paths; what is a link is followed.
+        given: paths; symbolic links are followed.
 
     Attributes:
-        walked: absolute paths without links, none below another.
-        selected: the same, except that a single one is as it was given.
+        walked: absolute paths without symbolic links, none inside another.
+        selected: the same, but a single directory as it was given.
         base: the directory whose content is at the root of the tree.
         name: the default name of the backup.
-        root: the text that the catalogue has for them.
+        root: the text that names the directories in the catalogue.
     """
 
     def __init__(self, given: Sequence[str]) -> None:
@@ -71,12 +74,12 @@ class BackupDirectories:
         options: WalkOptions,
     ) -> EntryWalk:
         """
-        Return a walk through them.
+        Return a walk through the directories.
 
         Args:
             selection: called with each directory.
             know, link_id: called with paths relative to ``base``.
-            options: how each is walked.
+            options: the options for the walk of each directory.
         """
         if self.is_one:
             inside = self._inside.get(self.base, ())
@@ -105,7 +108,7 @@ class BackupDirectories:
 
 
 def _root_of(paths: Sequence[str]) -> str:
-    """Return the text for directories in the catalogue."""
+    """Return the text that names directories in the catalogue."""
     size, count = 0, 0
     for count, path in enumerate(paths):
         size += len(os.fsencode(path)) + len(BETWEEN)
@@ -119,7 +122,9 @@ def _is_inside(path: str, directory: str) -> bool:
 
 
 def still_exists(root: str) -> bool:
-    """Return whether what the catalogue calls this exists, at least in part; ``root`` is of such a source."""
+    """
+    Return whether at least one directory that the catalogue names ``root`` exists; for a stream, return True.
+    """
     if not root.startswith("/"):
         return True  # the output of a program
     separated = BETWEEN + "/"

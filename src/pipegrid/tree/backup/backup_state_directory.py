@@ -1,4 +1,4 @@
-"""State directory of backups; machine id."""
+"""The state directory of a client's backups, and the identity of the machine."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from pipegrid.grid.mutables import KNOWN_NAME
 from pipegrid.tree.backup.catalogue import BackupRun, Machine, entry_name, entry_of, runs_of
 from pipegrid.tree.backup.prune_records import PruneCandidates
 
-# Which machine this is, for a list of runs that several may share.
+# This part identifies the machine, since several machines may share one list of runs.
 #
-# ``/etc/machine-id`` identifies it: it is made when a system is installed, and copying a client's directory
-# does not copy it. Only a hash of it is used, as its manual asks. Systems without it, such as containers, get
-# a random id, kept with the state of backups.
+# The identity is from ``/etc/machine-id``: it is created when a system is installed, and is not copied along
+# with a client's directory. Only its hash is used, as the manual of ``machine-id`` asks. Systems without this
+# file, such as containers, get a random id, kept with the state of backups.
 
 SYSTEM_FILES = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 _TAG = b"pipegrid_backup_machine_v1"
@@ -44,8 +44,8 @@ def this_machine(directory: Path, keep: bool = True) -> Machine:
     Return the identity of this machine.
 
     Args:
-        directory: of the state of backups; it exists.
-        keep: a new id is written down.
+        directory: the state directory of backups, which exists.
+        keep: whether a new random id is written there.
 
     Raises:
         OSError: a new id could not be written.
@@ -59,7 +59,7 @@ def _id(directory: Path, keep: bool) -> str:
             text = read_file(Path(path), _MAX_BYTES).strip()
             if re.fullmatch(
                 rb"[0-9a-f]{32}", text
-            ):  # 'uninitialized' while a system boots for the first time
+            ):  # it is 'uninitialized' while a system boots for the first time
                 return tagged_hash(_TAG, text)[:_ID_BYTES].hex()
     own = directory / "machine"
     with suppress(OSError):
@@ -72,27 +72,27 @@ def _id(directory: Path, keep: bool) -> str:
     return made
 
 
-# Moving a state directory from its earlier place to its new one, with a link in the earlier place.
+# This part moves a state directory from its earlier place to its new one, and leaves a symbolic link.
 #
-# Earlier versions follow the link, and so use the same files and the same lock. If it cannot be moved, it
-# stays whole in its place, and is used there.
+# Earlier versions follow the link, and so use the same files and the same lock. If the directory cannot be
+# moved, it stays complete in its earlier place, and is used there.
 
 
 def relocated(old: Path, new: Path) -> Path:
     """
-    Return where the directory is now: ``new``, or ``old`` if it could not be moved.
+    Move the directory if possible; return its place, ``new``, or ``old`` if it could not be moved.
 
     Args:
-        old: contains a file ``lock``, which a process holds while it changes the directory.
+        old: contains a file ``lock``, which a process locks while it changes the directory.
         new: if it exists already, it is used, and ``old`` stays unchanged.
     """
     if os.path.lexists(new) or not _is_itself(old):
         return new
-    with suppress(OSError):  # another process uses it, or the new place is not writable
+    with suppress(OSError):  # another process uses the directory, or the new place is not writable
         lock = open_private(str(old / "lock"), os.O_RDWR)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_itself(old) and not os.path.lexists(new):  # no other process has moved it since
+            if _is_itself(old) and not os.path.lexists(new):  # still not moved
                 _move(old, new)
         finally:
             os.close(lock)
@@ -114,17 +114,17 @@ def _move(old: Path, new: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
     with suppress(
         OSError
-    ):  # without the link earlier versions begin with an empty state, as after clearing a cache
+    ):  # without the link, earlier versions start with an empty state, as if a cache was cleared
         os.symlink(new.absolute(), old)
 
 
 def _copy(old: Path, new: Path) -> None:
     """
-    Copy it to another file system. It appears only when all of it is there, and is synced when this returns,
-    before the original is removed.
+    Copy the directory to another file system. The copy gets its name only when it is complete, and is synced
+    when this returns, so the caller can remove the original.
 
-    A copy that a killed process has left incomplete has a fixed name, and is removed; the caller holds the
-    lock.
+    An incomplete copy has a fixed name, so one that a killed process has left is removed; the caller holds
+    the lock.
     """
     beside = new.with_name(f".{new.name}{SUFFIX}")
     shutil.rmtree(beside, ignore_errors=True)
@@ -138,19 +138,19 @@ def _copy(old: Path, new: Path) -> None:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-# The state of a client's backups: the directory ``backup`` next to its secrets or, for the directory of a
-# Tahoe-LAFS node, in the user's data; earlier versions used the user's cache.
+# The state of a client's backups is in the directory ``backup`` next to its secrets or, for the directory of
+# a Tahoe-LAFS node, in the user's data. Earlier versions used the user's cache.
 #
-#     lock             held by the running backup
+#     lock             locked by the running backup
 #     database.sqlite  which files had which cap
-#     catalogue.json   the list of runs as it was stored last, its cap, and runs that are not in it yet
+#     catalogue.json   the list of runs as last stored, its cap, and runs that are not in the list yet
 #     machine          the id of this machine, if the system has none
 #     catalogue.cap    the cap of the list, on one line: it grants changing the list
 #     catalogues, candidates, forgotten    see ``prune_records``
 #
-# The grid has the list under that cap; the local copy is compared with it, and is read if the grid cannot be
-# reached. A user may put another cap into ``catalogue.cap``, so that several machines share a catalogue, or a
-# new machine continues one.
+# The grid has the list under that cap. The local copy is compared with the grid's list, and is used if the
+# grid cannot be reached. A user may put another cap into ``catalogue.cap``, so that several machines share a
+# catalogue, or a new machine continues one.
 
 _PLACE_MAX_BYTES = 128 << 20
 _MAX_CAP_BYTES = 1 << 20
@@ -163,9 +163,9 @@ class CatalogueState(NamedTuple):
     What a client remembers of its catalogue.
 
     Attributes:
-        cap: of the list on the grid; None: there is none yet.
-        content: its bytes as they were stored last; None: they are not remembered.
-        unlisted: runs that are stored, and must be added to the list.
+        cap: the cap of the list on the grid; None: no list exists yet.
+        content: the bytes of the list as last stored; None: not remembered.
+        unlisted: stored runs that must still be added to the list.
         version: the sequence number of the version with this content; 0: unknown.
     """
 
@@ -175,7 +175,7 @@ class CatalogueState(NamedTuple):
     version: int = 0
 
     def __repr__(self) -> str:
-        """Without the content, which has caps: logs contain it."""
+        """Return a text for logs, without the content, since that has caps."""
         return f"CatalogueState({self.cap!r}, ..., version={self.version})"
 
     @property
@@ -193,14 +193,14 @@ class BackupPlace:
     The state directory of one client's backups.
 
     Args:
-        config: of the client. State that an earlier version kept in another place is moved.
+        config: the configuration of the client. State that an earlier version kept in another place is moved.
 
     Attributes:
-        candidates: what the backups have stored that no run may list.
-        own: directories that each run changes; in a backup of them something would always be new.
+        candidates: objects that backups of this client may have stored and that no run lists.
+        own: directories that every run changes; backups skip them, since they would always be new.
 
     Raises:
-        UsageError: the client must not write state.
+        UsageError: the client has no place for state.
     """
 
     def __init__(self, config: GridConfig) -> None:
@@ -221,7 +221,7 @@ class BackupPlace:
         Hold the lock, so that no other backup of this client runs.
 
         Raises:
-            UsageError: another backup holds it.
+            UsageError: another backup holds the lock.
             SinkError: the directory cannot be created, or its files cannot be locked.
         """
         try:
@@ -238,10 +238,10 @@ class BackupPlace:
 
     def machine(self, keep: bool = True) -> Machine:
         """
-        Return which machine this is; see ``this_machine``.
+        Return the identity of this machine; see ``this_machine``.
 
         Raises:
-            SinkError: the system has no id, and none can be written.
+            SinkError: the system has no id, and a new one cannot be written.
         """
         try:
             return this_machine(self.directory, keep)
@@ -252,8 +252,11 @@ class BackupPlace:
         """
         Return what is remembered of the catalogue.
 
+        Args:
+            say: called with a sentence if the local copy is damaged.
+
         Raises:
-            UsageError, CapError: the file that holds its cap cannot be used.
+            UsageError, CapError: the file with the cap of the catalogue cannot be used.
         """
         said = CatalogueState()
         try:
@@ -264,7 +267,8 @@ class BackupPlace:
         cap = self._read_cap()
         if cap is None or (said.cap is not None and cap in (said.cap, said.cap.readonly())):
             return said
-        # The user has put another cap here: the runs of this client must be added to that list.
+        # The user has put another cap into ``catalogue.cap``: this client's runs must be added to the list of
+        # that cap.
         return CatalogueState(cap, None, said.runs)
 
     def note(self, noted: CatalogueState) -> None:
@@ -272,7 +276,7 @@ class BackupPlace:
         Remember the state of the catalogue.
 
         Raises:
-            SinkError: it cannot be written.
+            SinkError: the state cannot be written.
         """
         document = {
             "cap": str(noted.cap),
@@ -305,7 +309,7 @@ class BackupPlace:
         version = said.get("version", 0)
         number = version if type(version) is int else 0
         noted = CatalogueState(cap, content, tuple(runs_of(_IMMUTABLE, unlisted)), number)
-        assert noted.runs is not None  # a damaged one raises here
+        assert noted.runs is not None  # raises if the content is damaged
         return noted
 
     def _read_cap(self) -> DirectoryCap | None:

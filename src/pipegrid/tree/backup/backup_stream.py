@@ -23,26 +23,29 @@ from pipegrid.tree.tree_upload import FileProgress, TreeCounts, TreeReports, Tre
 from pipegrid.tree.upload_store import KnownObjects
 
 END_S = 2.0
-"""How long a command has to end after it was asked to, before it is killed. Nothing else runs meanwhile."""
+"""
+How long a command has to end after SIGTERM, before it is killed. The reactor is blocked during this time.
+"""
 
 
 class BackupStream:
     """
     The one file of a run, which is read once: standard input, or the output of a command.
 
-    It is copied to temporary space until it ends, and only then stored: so a command that fails, and a stream
-    without a single byte, store nothing, and servers that are unreachable for a while need no second reading.
+    The stream is copied to temporary space until it ends, and only then stored. So nothing is stored if the
+    command fails or the stream is empty, and retries need not read the stream again.
 
     Args:
-        name: of the file.
-        source: an open file; or the arguments of a command, its program first.
+        name: the name of the file.
+        source: an open file; or the arguments of a command, starting with its program.
 
     Attributes:
         name: also the default name of the backup.
-        root: the text that the catalogue has for it; without arguments, which may hold secrets.
+        root: the text that the catalogue has for the stream; without the command's arguments, which may be
+            secret.
 
     Raises:
-        UsageError: no file can have this name.
+        UsageError: a file cannot have this name.
     """
 
     def __init__(self, name: str, source: BinaryIO | Sequence[str]) -> None:
@@ -58,15 +61,15 @@ class BackupStream:
         self, grid: Grid, reports: TreeReports, now: Callable[[], float], memory: KnownObjects
     ) -> TreeResult:
         """
-        Read it to its end, and store it as the only file of a directory.
+        Read the stream to its end, and store it as the only file of a directory.
 
         Args:
-            now: seconds since 1970.
+            now: returns the seconds since 1970.
             memory: records what is sent and stored.
 
         Raises:
-            SourceError: it cannot be read, is empty, or the command failed; nothing is stored.
-            GridError: the grid accepts nothing.
+            SourceError: the stream cannot be read or is empty, or the command failed; nothing is stored.
+            GridError: the grid accepts no objects.
         """
         began_s = grid.clock.seconds()
         source = await self._read(grid)
@@ -105,7 +108,7 @@ class BackupStream:
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)
             raise SourceError(f"cannot run {program}: {why}") from error
-        # Its type is known to what can stop reading when the run is cancelled.
+        # A read of this type can be stopped when the run is cancelled.
         assert isinstance(process.stdout, io.BufferedReader)
         source: Source | None = None
         try:
@@ -127,7 +130,7 @@ class BackupStream:
 async def _put(
     grid: Grid, source: SourceLike, counts: TreeCounts, reports: TreeReports, memory: KnownObjects
 ) -> ChkCap | LitCap:
-    """Store a file, and count it."""
+    """Store a file, and add it to the counts."""
     sending = FileProgress(reports, counts, counts.bytes)
     try:
         result = await with_retries(
@@ -145,13 +148,16 @@ async def _put(
 
 
 def _status(mode: int, now_s: float) -> os.stat_result:
-    """Return the status of a file or directory of this user, made at a time, as far as metadata has it."""
+    """
+    Return a status with the fields that metadata needs, for a file or directory that this user made at
+    ``now_s``.
+    """
     times = {"st_mtime": now_s, "st_mtime_ns": int(now_s * 1e9)}
     return os.stat_result((mode, 0, 0, 1, os.getuid(), os.getgid(), 0, 0, 0, 0), times)
 
 
 def _wait(call: BlockingCall, process: subprocess.Popen[bytes]) -> int:
-    """Wait for the end of a program that has closed its output; returns its status."""
+    """Wait until a program that has closed its output ends; return its exit status."""
     while process.poll() is None:
         call.sleep(0.02)
     return process.returncode
@@ -159,9 +165,10 @@ def _wait(call: BlockingCall, process: subprocess.Popen[bytes]) -> int:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """
-    End a program that is still running, since the run was cancelled or cannot go on.
+    End the program if it is still running, because the run was cancelled or has failed.
 
-    It is not left to a thread: a cancelled run that is cancelled once more would drop what has not begun.
+    This blocks the reactor instead of using a thread: if the run is cancelled a second time, a thread that
+    has not begun would be dropped.
     """
     if process.poll() is not None:
         return

@@ -1,4 +1,4 @@
-"""List of backup runs; `Archives/` as Tahoe keeps it."""
+"""The list of backup runs, and the ``Archives`` directory of runs in the layout of Tahoe-LAFS."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from pipegrid.tree.directory_reading import Entry, ListingLimits, metadata_of, u
 from pipegrid.tree.file_metadata import KEY
 from pipegrid.tree.retry_queue import with_retries
 
-# The list of all runs of a client's backups, stored on the grid as a directory, so that one cap restores all;
-# pure.
+# The list of all runs of a client's backups is a directory on the grid, so that one cap restores all runs.
+# This part does no input or output.
 #
 # Each run is an entry, named after the backup and its time, ``home 2026-11-22_18:23:31Z``, with the cap of
-# the root of its tree. So every program that reads directories, Tahoe-LAFS included, lists the runs and their
-# content. The entry's metadata is that of the root, with the details of the run under ``backup`` in
-# ``pipegrid``.
+# the root of its tree. So every program that reads directories, including Tahoe-LAFS, lists the runs and
+# their content. The metadata of the entry is that of the root, with the details of the run under ``backup``
+# in ``pipegrid``.
 #
-# The directory is mutable, so its cap stays the same, and several machines may share it: a run changes it by
-# edits, which apply to any content. Entries that are not runs stay. In earlier versions each list was an
-# immutable directory of its own; those are read as well.
+# The directory is mutable, so its cap stays the same, and several machines may share it: a run changes the
+# directory by edits, which apply to any content. Entries that are not runs stay. In earlier versions each
+# list was a separate immutable directory; these lists can still be read.
 
 MAX_BYTES = 64 << 20
 TIME_FORMAT = "%Y-%m-%d_%H:%M:%SZ"
@@ -40,11 +40,11 @@ TIME_FORMAT = "%Y-%m-%d_%H:%M:%SZ"
 @attrs.frozen
 class Machine:
     """
-    Where a run was made.
+    The machine on which a run was made.
 
     Attributes:
         id: unique to the machine; empty: unknown, as in runs of earlier versions.
-        name: its host name then.
+        name: the host name at the time of the run.
     """
 
     id: str = ""
@@ -57,16 +57,17 @@ class BackupRun:
     One stored state of a directory.
 
     Attributes:
-        name: of the backup.
-        time: UTC, ``2026-11-22_18:23:31Z``.
-        cap: of the root of the tree.
-        metadata: of the root.
-        files, bytes: in the tree.
+        name: the name of the backup.
+        time: when the run was stored, in UTC, as in ``2026-11-22_18:23:31Z``.
+        cap: the cap of the root of the tree.
+        metadata: the metadata of the root.
+        files, bytes: the number of files in the tree, and their size.
         left_out: number of entries that should be in the tree but are not.
         directory: the absolute path that was stored, printable; empty: unknown.
-        machine: on which the run was made.
-        counted: ``files``, ``bytes`` and ``left_out`` are known; archives do not have them.
-        tags: that the user has given it.
+        machine: the machine on which the run was made.
+        counted: whether ``files``, ``bytes`` and ``left_out`` are known; they are not for runs in
+            ``Archives``.
+        tags: tags that the user has given the run.
     """
 
     name: str
@@ -88,12 +89,12 @@ class BackupRun:
 
 
 def entry_name(run: BackupRun) -> str:
-    """Return the name of a run's entry."""
+    """Return the name of a run's entry in the catalogue."""
     return f"{run.name} {run.time}"
 
 
 def entry_of(run: BackupRun) -> Link:
-    """Return the edit that lists a run; of two with one name and second the later edit counts."""
+    """Return the edit that lists a run; if two runs have the same name and second, the later edit counts."""
     ours = dict(run.metadata.get(KEY) or {})
     ours["backup"] = {
         "name": run.name,
@@ -113,16 +114,16 @@ def runs_of(cap: DirectoryCap, content: bytes) -> list[BackupRun]:
     Return the runs that a catalogue lists, oldest first.
 
     Args:
-        cap: of the catalogue, of any kind that reads.
+        cap: a read or write cap of the catalogue.
         content: the bytes of the directory.
 
     Raises:
-        DirectoryError: it is not a directory, or has entries but no run.
+        DirectoryError: the content is not a directory, or has entries but no run.
     """
     return list(_runs_of(cap, content))
 
 
-@lru_cache(maxsize=2)  # one run of a backup needs it six times
+@lru_cache(maxsize=2)  # one backup run calls this six times
 def _runs_of(cap: DirectoryCap, content: bytes) -> tuple[BackupRun, ...]:
     entries = unpack(cap, content, ListingLimits(MAX_BYTES)).entries
     runs = []
@@ -158,12 +159,12 @@ def _runs_of(cap: DirectoryCap, content: bytes) -> tuple[BackupRun, ...]:
 
 
 def shown_time(seconds: float) -> str:
-    """Return a time (seconds since 1970) in the format of runs."""
+    """Return a time (seconds since 1970) in the format of ``BackupRun.time``."""
     return clamped_dates.utc(seconds).strftime(TIME_FORMAT)
 
 
 def own_time(name: str, now: float, runs: Iterable[BackupRun]) -> str:
-    """Return the time of a run; if another run has this second, the next one, so that both are kept."""
+    """Return the time for a new run: now, or the next second that no other run of this name has."""
     taken = {run.time for run in runs if run.name == name}
     while (when := shown_time(now)) in taken:
         now += 1
@@ -172,7 +173,7 @@ def own_time(name: str, now: float, runs: Iterable[BackupRun]) -> str:
 
 def warning_of_later_runs(run: BackupRun, listed: Iterable[BackupRun]) -> str:
     """
-    Return a message if a listed run claims to be newer than the one just stored; otherwise an empty string.
+    Return a warning if a listed run has a later time than the run just stored; otherwise an empty string.
     """
     later = max((each.time for each in listed if each.name == run.name), default="")
     if later <= run.time:
@@ -185,7 +186,7 @@ def warning_of_later_runs(run: BackupRun, listed: Iterable[BackupRun]) -> str:
 
 def warning_of_no_files(run: BackupRun, listed: Iterable[BackupRun]) -> str:
     """
-    Return a message if the run just stored has no file, but a listed one has; otherwise an empty string.
+    Return a warning if the run just stored has no files, but an earlier run has; otherwise an empty string.
     """
     same = (each for each in listed if each.name == run.name and each.machine.id == run.machine.id)
     before = max((each for each in same if each.files), key=lambda each: each.time, default=None)
@@ -198,7 +199,7 @@ def warning_of_no_files(run: BackupRun, listed: Iterable[BackupRun]) -> str:
 
 
 def is_time(text: str) -> bool:
-    """Return whether the whole text is the time of a run."""
+    """Return whether a text is exactly a time in the format of ``BackupRun.time``."""
     try:
         datetime.strptime(text, TIME_FORMAT)
     except ValueError:
@@ -208,11 +209,11 @@ def is_time(text: str) -> bool:
 
 def parse_time(text: str) -> datetime:
     """
-    Return a time in UTC, in the format of runs or shorter (``2026-11-22``, ``2026-11-22_18:23``); ``T`` or a
-    space may replace ``_``. A shorter one means the end of that day or minute.
+    Parse a time in UTC, in the format of runs or a shorter one (``2026-11-22``, ``2026-11-22_18:23``); ``T``
+    or a space may replace ``_``. A shorter text means the last second of that day or minute.
 
     Raises:
-        UsageError: this is not a time.
+        UsageError: the text is not a time.
     """
     bare = text.strip().removesuffix("Z").replace("T", "_").replace(" ", "_")
     for form, rest in (
@@ -238,15 +239,15 @@ def _count(value: Any) -> int:
     return int(value) if type(value) is int and value >= 0 else 0
 
 
-# Runs of a backup under an alias, in the layout of Tahoe-LAFS's ``backup``, so that each program reads the
-# other's:
+# Runs of a backup are also kept under an alias, in the layout of Tahoe-LAFS's ``backup``, so that either
+# program reads the runs of the other:
 #
 #     TO/Archives/2026-11-22_18:23:31Z   the tree of that run, immutable
-#     TO/Latest                          the tree of the last one
+#     TO/Latest                          the tree of the last run
 #
-# ``TO`` and ``Archives`` are mutable, and are created if they are missing. Of two runs of one second, such as
-# those of two machines, the one stored later gets the next free second, and its own time goes into the
-# metadata.
+# ``TO`` and ``Archives`` are mutable, and are created if they are missing. If two runs have the same second,
+# such as runs of two machines, the run that is stored later gets the next free second as its name, and its
+# own time goes into the metadata.
 
 ARCHIVES = "Archives"
 LATEST = "Latest"
@@ -254,12 +255,12 @@ LATEST = "Latest"
 
 class Archives:
     """
-    The archives of one directory.
+    The ``Archives`` of one directory on the grid.
 
     Args:
-        root: the cap of the directory that the path begins with.
-        names: of the path; the directories may be missing.
-        now: seconds since 1970.
+        root: the cap of the directory at which the path begins.
+        names: the names of the path; the directories may be missing.
+        now: returns the seconds since 1970.
     """
 
     __slots__ = ("_archives", "_grid", "_names", "_now", "_root", "_to")
@@ -283,8 +284,8 @@ class Archives:
         Find the directories, or create them.
 
         Raises:
-            ChildExists: a file has the name of one.
-            CapError: one of them cannot be changed.
+            ChildExists: a file has the name of a directory.
+            CapError: a directory cannot be changed.
             PipegridError: the grid failed.
         """
         to = await make_directories(self._grid, self._root, self._names)
@@ -296,8 +297,8 @@ class Archives:
 
     async def keep(self, run: BackupRun, forgotten: Sequence[BackupRun] = ()) -> None:
         """
-        Add a run as the latest; remove those that are forgotten, if they have not changed. Both writes are
-        retried if servers were unreachable.
+        Add a run as the latest, and remove forgotten runs whose entries still have the same cap. Both writes
+        are retried if servers were unreachable.
 
         Raises:
             PipegridError: the grid failed.
@@ -325,16 +326,16 @@ async def archived_runs(
     grid: Grid, cap: DirectoryCap, content: bytes, name: str
 ) -> list[BackupRun] | None:
     """
-    Return the runs in the archives of a directory, oldest first, or None if it has no archives.
+    Return the runs in ``Archives`` of a directory, oldest first, or None if it has no ``Archives``.
 
-    The number of files in each run is not known.
+    The number of files in each run is unknown.
 
     Args:
-        content: its bytes.
-        name: of the backup.
+        content: the bytes of the directory.
+        name: the name that the runs get.
 
     Raises:
-        PipegridError: the archives could not be read.
+        PipegridError: ``Archives`` could not be read.
     """
     entries = unpack(cap, content, ListingLimits(MAX_BYTES)).entries
     archives = next((each for each in entries if each.name == ARCHIVES), None)
@@ -348,7 +349,7 @@ async def archived_runs(
 
 
 def _time_of(entry: Entry) -> str:
-    """Return the time of an entry's run: its name, unless another run had that already."""
+    """Return the time of an entry's run: the name of the entry, unless its metadata has a time."""
     try:
         time = metadata_of(entry.metadata_json)[KEY]["backup"]["time"]
     except (KeyError, TypeError):
@@ -357,7 +358,7 @@ def _time_of(entry: Entry) -> str:
 
 
 def _free_time(run: BackupRun, entries: Mapping[str, Entry]) -> str:
-    """Return the first second, from that of a run on, which no other run has."""
+    """Return the time of a run, or the next second that is not the name of another run."""
     when = run.time
     while (there := entries.get(when)) is not None and there.cap != run.cap:
         when = shown_time(parse_time(when).timestamp() + 1)

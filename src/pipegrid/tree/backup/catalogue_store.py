@@ -1,8 +1,8 @@
 """
-The list of runs in a mutable directory of the grid, whose cap stays the same.
+The catalogue: the list of runs in a mutable directory on the grid, whose cap stays the same.
 
-A run publishes it once, which takes one round trip if the client remembers the current content; if another
-machine has changed the list meanwhile, the edits are applied to the new content.
+A run publishes the list once. This takes one round trip if the client remembers the current content. If
+another machine has changed the list meanwhile, the edits are applied to the new content.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from pipegrid.tree.retry_queue import with_retries
 
 class CatalogueChange(NamedTuple):
     """
-    What a run changes in the catalogue, whatever its content.
+    What a run changes in the catalogue, independent of the present content.
 
     Attributes:
         added: runs to list; the last one is the current run, which is always listed.
-        retention: which runs are kept.
+        retention: the rules for which runs are kept.
         forgetting: called with the runs that will be removed, before each attempt to write.
-        removed: names of entries to remove, whatever the rules.
+        removed: names of entries to remove, even if a rule keeps them.
     """
 
     added: tuple[BackupRun, ...] = ()
@@ -46,7 +46,7 @@ class CatalogueChange(NamedTuple):
     removed: frozenset[str] = frozenset()
 
     def done(self, listed: Sequence[BackupRun]) -> ChangedCatalogue:
-        """Return the result of the change, still without content and version."""
+        """Return the result of the change, except for its content and version."""
         added = self.placed(listed)
         every = {entry_name(run): run for run in (*listed, *added)}
         runs = sorted(every.values(), key=lambda run: (run.time, run.name))
@@ -62,7 +62,10 @@ class CatalogueChange(NamedTuple):
         return ChangedCatalogue(b"", 0, stay, forgotten, last)
 
     def placed(self, listed: Sequence[BackupRun]) -> tuple[BackupRun, ...]:
-        """Return the added runs; one whose name and second another machine's run has gets the next second."""
+        """
+        Return the added runs; a run gets the next free second if a run of another machine has its name and
+        second.
+        """
         there = {entry_name(run): run.machine for run in listed}
         added = {entry_name(run): run for run in self.added}
         placed = []
@@ -76,7 +79,7 @@ class CatalogueChange(NamedTuple):
         return tuple(placed)
 
     def edits(self, listed: Sequence[BackupRun]) -> list[Edit]:
-        """Return the edits for a directory with these runs."""
+        """Return the edits that apply the change to a directory with these runs."""
         done = self.done(listed)
         staying = set(map(entry_name, done.runs))
         there = set(map(entry_name, listed))
@@ -91,11 +94,11 @@ class ChangedCatalogue(NamedTuple):
     A catalogue after a change.
 
     Attributes:
-        content: its bytes.
+        content: the bytes of the catalogue.
         version: the sequence number of the version with this content.
-        runs: that are listed, oldest first.
-        forgotten: runs that are not listed any more.
-        run: the last one that was added, as it is listed; None: none was.
+        runs: the listed runs, oldest first.
+        forgotten: runs that were removed from the list.
+        run: the last added run, as it is listed; None: no run was added.
     """
 
     content: bytes
@@ -105,16 +108,16 @@ class ChangedCatalogue(NamedTuple):
     run: BackupRun | None = None
 
     def __repr__(self) -> str:
-        """Without the content, which has caps: logs contain it."""
+        """Return a text for logs, without the content, since that has caps."""
         return f"ChangedCatalogue(..., version={self.version})"
 
 
 class GridCatalogues:
     """
-    Keeps catalogues as directories on a grid. A write is retried if servers were unreachable.
+    Keeps catalogues as directories on a grid. Writes are retried if servers were unreachable.
 
     Args:
-        now: seconds since 1970.
+        now: returns the seconds since 1970.
     """
 
     def __init__(self, grid: Grid, now: Callable[[], float]) -> None:
@@ -126,16 +129,19 @@ class GridCatalogues:
         Create an empty catalogue; return its write cap.
 
         Raises:
-            PipegridError: it could not be stored.
+            PipegridError: the catalogue could not be stored.
         """
         return (await with_retries(self._grid.clock, lambda: create_directory(self._grid))).cap
 
     async def load(self, cap: DirectoryCap) -> bytes:
         """
-        Return the bytes of a catalogue, of any kind that reads.
+        Return the bytes of a catalogue.
+
+        Args:
+            cap: a read or write cap, of a mutable or immutable catalogue.
 
         Raises:
-            PipegridError: it cannot be read.
+            PipegridError: the catalogue cannot be read.
         """
         file = cap.file
         is_mutable = isinstance(file, MutableCap) and file.access != "verify"
@@ -151,14 +157,14 @@ class GridCatalogues:
         self, cap: DirectoryCap, change: CatalogueChange, remembered: bytes | None = None
     ) -> ChangedCatalogue:
         """
-        Change a catalogue, whatever other machines have written.
+        Change a catalogue, based on the newest version that any machine has written.
 
         Args:
-            remembered: its bytes as far as this client knows.
+            remembered: the bytes of the catalogue that this client has seen last; None: unknown.
 
         Raises:
             RollbackError: servers have an older version than this client has seen.
-            PipegridError: it could not be changed.
+            PipegridError: the catalogue could not be changed.
         """
         directory = Directory(self._grid, cap, self._now)
         done: ChangedCatalogue | None = None
@@ -179,7 +185,7 @@ class GridCatalogues:
     async def rewrite(
         self, cap: DirectoryCap, change: CatalogueChange, remembered: bytes
     ) -> ChangedCatalogue:
-        """Change the remembered content of a catalogue, and write it over whatever the servers have."""
+        """Change the remembered content of a catalogue, and overwrite the content on servers."""
         listed = runs_of(cap, remembered)
         done = change.done(listed)
         change.forgetting(done.forgotten)

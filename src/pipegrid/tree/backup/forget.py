@@ -1,4 +1,7 @@
-"""Removing runs from the catalogue, by rules or by name; what only they have stored is then for ``prune``."""
+"""
+Removing runs from the catalogue, by rules or by name; ``prune`` later releases what only these runs have
+stored.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,11 @@ from pipegrid.tree.backup.run_paths import parse_run_path, run_within, several, 
 @attrs.frozen
 class JudgedRun:
     """
-    A run, and what happens to it.
+    A run, and whether it is kept.
 
     Attributes:
-        reasons: why it is kept, or forgotten.
+        keeps: whether the run is kept.
+        reasons: why the run is kept, or forgotten.
     """
 
     run: BackupRun
@@ -38,11 +42,12 @@ class ForgetRequest:
     Which runs to forget.
 
     Attributes:
-        which: names of backups, to which the rules apply (all, if none is given), and single runs, each as
-            NAME@TIME; the time as of ``run_paths.run_within``.
-        now: the time of the command, as runs have it.
-        machine: whose runs the rules count.
-        zone: of local times; None: the machine's.
+        which: names of backups, to whose runs the rules apply, and single runs as NAME@TIME, which are
+            forgotten; for TIME see ``run_paths.run_within``. Empty: the rules apply to all backups.
+        retention: the rules for which runs are kept.
+        now: the time of the command, in the format of ``BackupRun.time``.
+        machine: the machine to whose runs the rules apply.
+        zone: the zone of local times; None: the machine's zone.
     """
 
     which: tuple[str, ...]
@@ -54,11 +59,12 @@ class ForgetRequest:
 
 def judge(runs: Sequence[BackupRun], request: ForgetRequest) -> list[JudgedRun]:
     """
-    Return what happens to the runs that a request is about, in the order of the runs.
+    Return which runs a request keeps and forgets, in the order of ``runs``; runs of other backups are left
+    out.
 
     Raises:
-        UsageError: there is no such backup or run, or no run has a tag that is to keep runs; or neither rules
-            nor runs were given.
+        UsageError: a backup or run does not exist, no run has a tag of the rules, or the request has neither
+            rules nor single runs.
     """
     names, named = _selected(runs, request)
     rules = request.retention
@@ -93,10 +99,10 @@ def _selected(
     runs: Sequence[BackupRun], request: ForgetRequest
 ) -> tuple[frozenset[str], frozenset[str]]:
     """
-    Return the names of backups that a request names, and the entry names of single runs.
+    Return the names of the backups that a request names, and the entry names of its single runs.
 
     Raises:
-        UsageError: there is no such backup or run, or several runs are of that time.
+        UsageError: a backup or run does not exist, or several runs fit a time.
     """
     known = {run.name for run in runs}
     now = parse_time(request.now).timestamp()
@@ -124,17 +130,17 @@ async def forget(
     backups: Backups, request: ForgetRequest, dry_run: bool = False
 ) -> list[JudgedRun]:
     """
-    Remove runs from this client's catalogue; return what has happened to the runs of the request.
+    Remove runs from this client's catalogue; return which runs of the request were kept and forgotten.
 
-    Each is noted for ``prune`` before it is removed.
+    Each run is recorded for ``prune`` before it is removed.
 
     Args:
         dry_run: remove nothing.
 
     Raises:
-        UsageError: see ``judge``; or a backup runs, or there is no catalogue.
+        UsageError: as in ``judge``; or a backup is running, or this client has no catalogue.
         CapError: the catalogue cannot be changed with this client's cap.
-        PipegridError: it cannot be read or changed.
+        PipegridError: the catalogue cannot be read or changed.
     """
     place = backups.place
     with place.locked():

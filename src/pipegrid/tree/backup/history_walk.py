@@ -1,9 +1,9 @@
 """
-Several states of one tree, such as the runs of a backup, walked together.
+A walk through several states of one tree at the same time, such as all runs of a backup.
 
-A directory is visited once for all states, with every version of it that they have. So what did not change is
-read once, whatever the number of states, and of a changed directory only the entries that differ are parsed.
-Directories are read in advance, many at once: a level of all states takes one round trip.
+A directory is visited once for all states, with every version of it that the states have. So a directory that
+did not change is read only once, and of a changed directory only the entries that differ are parsed.
+Directories are read in advance, many at once: reading one level of all states takes one round trip.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ from pipegrid.tree.directory_reading import (
 from pipegrid.tree.walk_order import TreePath, WalkLimits
 
 KEPT_BYTES = 64 << 20
-"""Packed directories that are kept, in case they are also at another path, or in a state once more."""
+"""Maximum bytes of packed directories that are kept, in case another path or state has the same directory."""
 
 AHEAD_BYTES = 16 << 20
-"""Packed directories that were read in advance and not visited yet."""
+"""Maximum bytes of packed directories that were read in advance and are not visited yet."""
 
 
 class EntrySpan(NamedTuple):
     """
-    An entry that is the same in several states.
+    An entry that is the same in several consecutive states.
 
     Attributes:
-        start, end: the first state that has it, and the first after those; states are numbered from 0.
-        entry: as in all of them.
+        start, end: the states from number ``start`` to ``end`` - 1 have the entry; the first state has number
+            0.
+        entry: the entry, which is equal in all these states.
     """
 
     start: int
@@ -49,7 +50,10 @@ class EntrySpan(NamedTuple):
 
 
 HistoryVisit = Callable[[TreePath, Sequence[EntrySpan]], bool]
-"""Called with a path and all its entries in ascending order; returns whether its directories are entered."""
+"""
+Called with a path and its entries in the order of states; returns whether directories at this path are
+entered.
+"""
 
 DirectorySpans = tuple[tuple[int, int, DirectoryCap], ...]
 
@@ -67,15 +71,16 @@ async def walk_history(
     """
     Walk several states of a tree together.
 
-    The entries of a directory are visited in ascending order of their names, before those below it.
+    All entries of a directory are visited, in ascending order of their names, before the content of its
+    subdirectories.
 
     Args:
-        roots: the tree of each state.
-        visit: called for each path that any state has, the root excepted.
-        unreadable: called for each version of a directory that could not be read, or is not entered; then
-            the states that have it lack its entries.
-        only_whole: skip a directory of which a version could not be read.
-        directories: shared with other walks; None: only this one's.
+        roots: the root of each state.
+        visit: called for each path that any state has, except the root.
+        unreadable: called for each version of a directory that could not be read or is too deep; the states
+            with this version then lack its entries.
+        only_whole: whether a directory is skipped in all states if one of its versions could not be read.
+        directories: a cache shared with other walks; None: this walk has its own.
 
     Raises:
         DirectoryError: there are more entries than the limits allow.
@@ -117,7 +122,7 @@ async def walk_history(
 async def _read_versions(
     cached: CachedDirectories, spans: DirectorySpans
 ) -> tuple[DirectoryHistory, list[PipegridError]]:
-    """Return all versions of a directory, and why some of them could not be read."""
+    """Return all readable versions of a directory, and the errors of the others."""
     cached.expect(cap for _, _, cap in spans)
     history = DirectoryHistory()
     errors = []
@@ -134,7 +139,7 @@ class DirectoryHistory:
     The versions of one directory, added in the order of states.
 
     Attributes:
-        known: the entries of the last version by their bytes; see ``unpack``.
+        known: entries that are already parsed, by their bytes; see ``unpack``.
     """
 
     def __init__(self) -> None:
@@ -144,7 +149,7 @@ class DirectoryHistory:
         self._end = 0
 
     def add(self, start: int, end: int, entries: Sequence[Entry]) -> None:
-        """Add the version of some states."""
+        """Add the version that the states from ``start`` to before ``end`` have."""
         if start != self._end:
             self._close_all()
         opened = self._open
@@ -162,7 +167,7 @@ class DirectoryHistory:
         self._end = end
 
     def closed(self) -> dict[str, list[EntrySpan]]:
-        """Return the entries of all versions by name; nothing can be added then."""
+        """Return the entries of all versions by name; no version can be added after that."""
         self._close_all()
         return self._closed
 
@@ -177,7 +182,7 @@ class DirectoryHistory:
 
 
 def _directories(spans: Sequence[EntrySpan]) -> DirectorySpans:
-    """Return the directories among the entries of a name; neighbours that are equal become one."""
+    """Return the directories among the entries of one path; equal ones in consecutive states are joined."""
     return _joined(
         (span.start, span.end, span.entry.cap)
         for span in spans
@@ -200,10 +205,10 @@ class CachedDirectories:
 
     Args:
         grid: an open grid.
-        reads: directories that are read at a time.
+        reads: maximum number of directories that are read at the same time.
 
     Attributes:
-        count: how many were read from the grid.
+        count: number of directories that were read from the grid.
     """
 
     def __init__(self, grid: ReadsFiles, reads: int = WalkLimits().reads) -> None:
@@ -222,7 +227,10 @@ class CachedDirectories:
         self._running: dict[DirectoryCap, Deferred[Any]] = {}
 
     def expect(self, caps: Iterable[DirectoryCap]) -> None:
-        """Read these directories before all that were expected earlier; each is asked for later."""
+        """
+        Read these directories in advance, before all that were expected earlier; ``entries`` is called for
+        them later.
+        """
         new = [cap for cap in dict.fromkeys(caps) if isinstance(cap.file, ChkCap)]
         self._queue.extendleft(reversed(new))
         self._begin()
@@ -235,7 +243,7 @@ class CachedDirectories:
             known: see ``unpack``.
 
         Raises:
-            PipegridError: it cannot be read, or is damaged, or beyond the limits.
+            PipegridError: the directory cannot be read, is damaged, or exceeds the limits.
         """
         self._asked.add(cap)
         data = self._kept.get(cap)
@@ -247,20 +255,23 @@ class CachedDirectories:
             waiting = self._waiting.get(cap)
             if waiting is not None:
                 data = await waiting.wait()
-            else:  # it was available at once
+            else:  # the read has already ended
                 data = self._kept[cap] if cap in self._kept else await self._read(cap)
         self._ahead_bytes -= self._ahead.pop(cap, 0)
         self._begin()
         return unpack(cap, data, self._limits, known).entries
 
     def close(self) -> None:
-        """Cancel all reads; nothing may be asked for later."""
+        """Cancel all reads; ``entries`` must not be called after that."""
         self._queue.clear()
         for running in list(self._running.values()):
             running.cancel()
 
     def _begin(self) -> None:
-        """Start the reads that are due; one that ends at once comes here again, and adds no depth."""
+        """
+        Start the reads that are due. A read that ends immediately calls this again; the loop avoids deep
+        recursion.
+        """
         if self._is_beginning:
             return
         self._is_beginning = True
@@ -292,7 +303,8 @@ class CachedDirectories:
         self._running.pop(cap, None)
         waiting = self._waiting.pop(cap)
         if isinstance(outcome, Failure):
-            # Without a caller that waits, the directory is read again when it is asked for.
+            # If no caller waits for this directory, the error is dropped: ``entries`` reads the directory
+            # again.
             self._ahead_bytes -= self._ahead.pop(cap, 0)
             error = outcome.value
             waiting.fail(

@@ -1,4 +1,4 @@
-"""Release the leases on what only forgotten or killed runs have stored."""
+"""Prune: release the leases of objects that only forgotten or killed runs have stored."""
 
 from __future__ import annotations
 
@@ -23,22 +23,21 @@ from pipegrid.tree.prune_roots import Root, kept_caps, tahoe_backup_objects
 from pipegrid.tree.tree_grid import Grid
 from pipegrid.wire.storage_messages import Released
 
-# Nothing that a run of the catalogue, an alias, a pin or another cap in the client's ``private`` reaches is
-# released. Before the first lease is released:
+# Nothing is released that is reachable from a run of the catalogue, an alias, a pin or another cap in the
+# client's ``private``. Before the first lease is released:
 #
 # * all servers have answered, and everything that is kept was read, mutable directories in their newest
 #   version; otherwise nothing is released;
 # * no backup of this client runs, and none of its processes stores anything (``grid.storing_lock``);
-# * what is kept was looked at again under that lock;
-# * the client does not count the objects as stored any more, durably, so that the next backup sends them
-#   again;
-# * the objects are noted durably, so that after a crash the next prune releases the rest.
+# * under that lock, changes of what is kept were read as well;
+# * the client has durably forgotten that the objects are stored, so that the next backup sends them again;
+# * the objects are recorded durably, so that after a crash the next prune releases the remaining ones.
 #
-# Servers keep a lease that was renewed since the prune began: that of a put on another machine with the same
-# secrets, for example.
+# Servers keep a lease that was renewed after the prune began, for example by a put on another machine with
+# the same secrets.
 
 LOOKS = 5
-"""How often what is kept is looked at again, if it changes meanwhile."""
+"""How many times a prune looks for new changes of what is kept, before it gives up."""
 
 
 @attrs.frozen
@@ -47,15 +46,15 @@ class PruneResult:
     What a prune has done, or would do.
 
     Attributes:
-        objects: files and directories that nothing reaches.
-        share_bytes: of these on servers, computed from their sizes as far as known.
+        objects: number of files and directories that are no longer reachable.
+        share_bytes: size of their shares on all servers, computed from the sizes that are known.
         released: what servers have done.
-        undone: objects whose leases some server may still have; the next prune tries again.
-        without: nicknames of servers that do not release leases; there they end by themselves.
-        kept, kept_bytes: objects that no run has any more but something else keeps, such as an alias, and
-            the bytes of their shares.
+        undone: number of objects whose leases some server may still have; the next prune tries again.
+        without: nicknames of servers that cannot release leases; their leases end by themselves.
+        kept, kept_bytes: number of objects that no run contains but that are still kept, for example by an
+            alias, and the size of their shares.
         is_complete: whether every forgotten run was read.
-        problems: why something is undone.
+        problems: why some leases were not released.
     """
 
     objects: int
@@ -74,8 +73,9 @@ class Prune:
     One prune of one client.
 
     Args:
+        place: the state directory of the client's backups.
         say: called with sentences for the user.
-        now: seconds since 1970.
+        now: returns the seconds since 1970.
     """
 
     def __init__(
@@ -93,14 +93,15 @@ class Prune:
 
     async def run(self, dry_run: bool = False) -> PruneResult:
         """
-        Release what nothing reaches.
+        Release the leases of all candidates that are not reachable.
 
         Args:
-            dry_run: only find out what that is; nothing is changed, here or on servers.
+            dry_run: only find out what would be released; nothing is changed, neither locally nor on servers.
 
         Raises:
             CannotReach: a server does not answer, or something that is kept cannot be read.
-            UsageError: a backup runs, another process of this client stores files, or there is no catalogue.
+            UsageError: a backup is running, another process of this client stores files, or there is no
+                catalogue.
             SinkError: the client's state cannot be read or written.
         """
         with (
@@ -155,7 +156,7 @@ class Prune:
         return attrs.evolve(found, released=released, undone=undone, problems=tuple(problems))
 
     def _run_roots(self) -> list[Root]:
-        """Return what the catalogue lists, and what it will list."""
+        """Return the catalogue, and the stored runs that must still be added to it."""
         noted = self._place.noted(self._say)
         if noted.cap is None:
             raise UsageError(
@@ -166,7 +167,7 @@ class Prune:
         return [Root(CATALOGUE, noted.cap), *unlisted]
 
     def _kept_roots(self) -> list[Root]:
-        """Return what else is kept."""
+        """Return the other caps that are kept, and earlier catalogues."""
         earlier = [
             Root(f"an earlier list of backups in {self._place.candidates.catalogues_path}", cap)
             for cap in self._place.candidates.catalogues()
@@ -178,7 +179,7 @@ class Prune:
             sets.reach(index, Purpose.KEPT)
 
     async def _look_again(self, reach: Reachability, sets: ObjectSets, known: set[Root]) -> None:
-        """Find what has changed since it was read: other machines write, and so did this client."""
+        """Mark what was changed or added since it was read, by other machines or by this client."""
         for _ in range(LOOKS):
             changed = await reach.mark_changes()
             new = {*self._run_roots(), *self._kept_roots()} - known
@@ -194,7 +195,9 @@ class Prune:
     async def _release(
         self, releaser: LeaseReleaser, sets: ObjectSets
     ) -> tuple[Released, list[PipegridError]]:
-        """Release the leases; what is done is no candidate any more."""
+        """
+        Release the leases of all unreached candidates; those that no server has a lease for are removed.
+        """
         done = Released()
         problems: dict[str, PipegridError] = {}
         for indexes in sets.unreached():
@@ -208,7 +211,7 @@ class Prune:
 
 
 def _found(sets: ObjectSets, without: tuple[str, ...], is_complete: bool) -> PruneResult:
-    """Return the result of a prune that has released nothing yet."""
+    """Return the result of a prune before it releases anything."""
     kept, kept_bytes = sets.kept_totals()
     return PruneResult(
         *sets.totals(), without=without, kept=kept, kept_bytes=kept_bytes, is_complete=is_complete
@@ -216,7 +219,7 @@ def _found(sets: ObjectSets, without: tuple[str, ...], is_complete: bool) -> Pru
 
 
 def _caps(database: BackupDatabase) -> Iterator[tuple[str, ChkCap]]:
-    """Yield the caps of the database that name objects on servers."""
+    """Yield the caps in the database whose objects have shares on servers, each also as text."""
     for text in database.stored_caps():
         try:
             cap = parse_cap(text)

@@ -1,4 +1,4 @@
-"""What this client's backups may have stored that no run lists, until ``prune`` has released it."""
+"""Records of objects that this client's backups may have stored but no run lists; ``prune`` releases them."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import CapError, SinkError, UsageError
 from pipegrid.tree.backup.catalogue import BackupRun
 
-# Three sources, all in the state directory of backups:
+# The candidates for a prune have three sources, all in the state directory of backups:
 #
-# * ``candidates``: storage indexes, 16 bytes each. A run appends each object before the last byte of a
-#   share is sent, and removes its part when it has succeeded. So of a killed run at most the objects are
-#   missing that a power cut has removed from the file; their leases end by themselves.
-# * ``forgotten``: caps of forgotten runs, one a line, written before the run is removed from the catalogue.
+# * ``candidates``: storage indexes, 16 bytes each. A run appends each object before the last byte of a share
+#   is sent, and removes the objects that it appended when it has succeeded. If a run is killed, its objects
+#   stay in the file, except those that a power cut has removed; their leases end by themselves.
+# * ``forgotten``: caps of forgotten runs, one per line, written before the run is removed from the catalogue.
 # * the database of stored objects (``backup_database``).
 #
-# ``catalogues`` has the caps of all catalogues that this client has written: what an earlier one lists is not
-# released, since its cap may be kept anywhere.
+# ``catalogues`` has the caps of all catalogues that this client has written. What an earlier catalogue lists
+# is not released, since a user may have kept its cap.
 
 INDEX_BYTES = 16
 MAX_OBJECTS_BYTES = INDEX_BYTES << 24
-"""Further objects are not noted; it takes years of runs that leave something out, and no prune."""
+"""
+If ``candidates`` is this large, further objects are not recorded; this takes years of incomplete runs without
+a prune.
+"""
 
 MAX_FORGOTTEN_BYTES = 64 << 20
 _MAX_CATALOGUES_BYTES = 1 << 20
@@ -35,24 +38,24 @@ _MAX_CATALOGUES_BYTES = 1 << 20
 
 class SentObjects:
     """
-    The objects that one run sends, appended to ``candidates``.
+    Appends the objects that one run sends to ``candidates``.
 
     Args:
-        path: of that file.
+        path: the path of ``candidates``.
     """
 
     def __init__(self, path: Path) -> None:
         self._fd = -1
-        with suppress(OSError):  # a full disk must not prevent a backup; leases end by themselves
+        with suppress(OSError):  # a full disk must not prevent a backup
             self._fd = open_private(str(path), os.O_RDWR | os.O_APPEND)
             size = os.fstat(self._fd).st_size
-            self._begin = size - size % INDEX_BYTES  # a part was left by a full disk
+            self._begin = size - size % INDEX_BYTES  # a full disk may have left an incomplete index
             os.ftruncate(self._fd, self._begin)
             if size >= MAX_OBJECTS_BYTES:
                 self.close()
 
     def add(self, cap: Cap) -> None:
-        """Note an object, before it is stored."""
+        """Record an object before it is stored."""
         if self._fd >= 0 and isinstance(cap, ChkCap):
             try:
                 os.write(self._fd, cap.storage_index)
@@ -60,13 +63,15 @@ class SentObjects:
                 self.close()
 
     def succeeded(self) -> None:
-        """The run is listed, and all its objects are in the database: remove them from the file."""
+        """
+        Remove the objects of this run; called when the run is listed and all its objects are in the database.
+        """
         if self._fd >= 0:
             with suppress(OSError):
                 os.ftruncate(self._fd, self._begin)
 
     def close(self) -> None:
-        """Keep what was added; a second call does nothing."""
+        """Close the file, which keeps the added objects; a second call does nothing."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -74,10 +79,10 @@ class SentObjects:
 
 class PruneCandidates:
     """
-    The files of one client. The caller holds the lock of its state directory.
+    Reads and writes the records of one client. The caller holds the lock of the state directory.
 
     Args:
-        directory: of the state of backups.
+        directory: the state directory of backups.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -87,10 +92,10 @@ class PruneCandidates:
 
     def note_forgotten(self, runs: Sequence[BackupRun]) -> None:
         """
-        Note runs durably, before they are removed from the catalogue.
+        Record runs durably, before they are removed from the catalogue.
 
         Raises:
-            SinkError: they cannot be written.
+            SinkError: the runs cannot be written.
         """
         known = set(self.forgotten())
         caps = [run.cap for run in runs if run.cap not in known]
@@ -99,7 +104,7 @@ class PruneCandidates:
         try:
             fd = open_private(str(self._forgotten), os.O_WRONLY | os.O_APPEND)
             try:
-                # A crash may have left the last line incomplete.
+                # Begins with a line break, since a crash may have left the last line incomplete.
                 os.write(fd, "".join(f"\n{cap}\n" for cap in caps).encode("ascii"))
                 os.fsync(fd)
             finally:
@@ -109,10 +114,10 @@ class PruneCandidates:
 
     def forgotten(self) -> list[DirectoryCap]:
         """
-        Return the noted caps of forgotten runs, each once.
+        Return the recorded caps of forgotten runs, without duplicates.
 
         Raises:
-            SinkError: they cannot be read.
+            SinkError: the caps cannot be read.
         """
         return [
             cap
@@ -121,15 +126,15 @@ class PruneCandidates:
         ]
 
     def set_forgotten(self, caps: Iterable[DirectoryCap]) -> None:
-        """Replace the noted caps; raises SinkError if they cannot be written."""
+        """Replace the recorded caps of forgotten runs; raises SinkError if they cannot be written."""
         self._replace(self._forgotten, "".join(f"{cap}\n" for cap in caps).encode("ascii"))
 
     def indexes(self) -> Iterator[bytes]:
         """
-        Yield the noted storage indexes; some may come several times.
+        Yield the recorded storage indexes, which may contain duplicates.
 
         Raises:
-            SinkError: they cannot be read.
+            SinkError: the file cannot be read.
         """
         try:
             with open(self.objects_path, "rb") as file:
@@ -141,11 +146,11 @@ class PruneCandidates:
             raise SinkError(f"cannot read {self.objects_path}: {error.strerror}") from error
 
     def set_indexes(self, indexes: Iterable[bytes]) -> None:
-        """Replace the noted storage indexes; raises SinkError if they cannot be written."""
+        """Replace the recorded storage indexes; raises SinkError if they cannot be written."""
         self._replace(self.objects_path, b"".join(indexes))
 
     def note_catalogue(self, cap: DirectoryCap) -> None:
-        """Note the cap of a catalogue that this client writes; raises OSError."""
+        """Record the cap of a catalogue that this client writes; raises OSError."""
         line = f"{cap}\n".encode("ascii")
         try:
             before = read_file(self.catalogues_path, _MAX_CATALOGUES_BYTES)
@@ -159,8 +164,8 @@ class PruneCandidates:
         Return the caps of all catalogues that this client has written.
 
         Raises:
-            SinkError: they cannot be read.
-            UsageError: one of them is damaged.
+            SinkError: the file cannot be read.
+            UsageError: a line is not the cap of a directory.
         """
         found: list[DirectoryCap] = []
         for cap in self._caps(self.catalogues_path, _MAX_CATALOGUES_BYTES):
@@ -173,7 +178,7 @@ class PruneCandidates:
         return found
 
     def _caps(self, path: Path, most_bytes: int) -> list[Cap | None]:
-        """Return the caps in a file, each once; None for a line that is none."""
+        """Return the caps in a file without duplicates; None stands for lines that are not caps."""
         try:
             data = read_file(path, most_bytes)
         except FileNotFoundError:

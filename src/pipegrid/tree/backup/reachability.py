@@ -1,8 +1,8 @@
 """
-Which objects are reached from caps that a client keeps: every directory below them is read.
+Which objects are reachable from the caps that a client keeps; every directory below these caps is read.
 
-The sets are in a temporary database, so that millions of objects take little memory. A directory that cannot
-change is read once, however many runs contain it.
+The sets of objects are in a temporary database, so that millions of objects take little memory. An immutable
+directory is read once, even if many runs contain it.
 """
 
 from __future__ import annotations
@@ -40,10 +40,12 @@ from pipegrid.tree.walk_order import identity_of
 
 READS_AT_ONCE = 16
 READ_BYTES = 8 << 20
-"""Directories of this many bytes together, or one larger one, are read at the same time."""
+"""
+Directories that are read at the same time have at most this many bytes in total, unless it is a single one.
+"""
 
 _UNREAD_BYTES = 1 << 20
-"""Assumed for a mutable directory, whose size is not known in advance."""
+"""The assumed size of a mutable directory, whose real size is not known in advance."""
 
 _SCHEMA = """
 PRAGMA temp_store = FILE;
@@ -59,11 +61,11 @@ CREATE TABLE changeable (cap TEXT PRIMARY KEY, sequence INTEGER, root_hash BLOB,
 
 FORGOTTEN = "a forgotten run"
 CATALOGUE = "the list of backups"
-"""Names of roots; each entry of the list of backups is a root of its own name."""
+"""These are names of roots, for messages. Each entry of ``CATALOGUE`` becomes a root named after its run."""
 
 
 class Purpose(IntEnum):
-    """Why a tree is walked."""
+    """Why a tree is walked: it is a run, is kept for another reason, or is a forgotten run."""
 
     RUN = 1
     KEPT = 2
@@ -71,16 +73,18 @@ class Purpose(IntEnum):
 
 
 def share_bytes_of(cap: Cap) -> int:
-    """Return about how many bytes the shares of an immutable object take on servers; 0: unknown, or none."""
+    """
+    Return the approximate size of an immutable object's shares on all servers; 0: no shares, or unknown.
+    """
     file = cap.file if isinstance(cap, DirectoryCap) else cap
     return file.size * file.total_shares // file.required_shares if isinstance(file, ChkCap) else 0
 
 
 class ObjectSets:
-    """The sets of one prune. Storage indexes are 16 bytes; close it at the end."""
+    """The sets of objects of one prune, by storage index; call ``close`` at the end."""
 
     def __init__(self) -> None:
-        # An empty name: a file without a name, which SQLite removes, once it exceeds the cache.
+        # With an empty name, SQLite uses a temporary file if the cache is too small, and removes it.
         self._base = sqlite3.connect("", isolation_level=None)
         self._base.executescript(_SCHEMA)
         self._base.execute("BEGIN")
@@ -90,13 +94,14 @@ class ObjectSets:
         self._base.close()
 
     def reach(self, storage_index: bytes, purpose: Purpose) -> None:
-        """Record an object as reached; the first purpose stays."""
+        """Record that an object was reached; the first recorded purpose stays."""
         self._base.execute("INSERT OR IGNORE INTO reached VALUES (?, ?)", (storage_index, purpose))
 
     def enter(self, identity: bytes, purpose: Purpose) -> bool:
-        """Return whether a directory must be read for this purpose, which is then recorded."""
-        # A forgotten run is read again where aliases or pins reach it: what only those reach may be
-        # unreachable later, and is a candidate then. And one that was read as forgotten is not reached yet.
+        """Return whether a directory must be read for this purpose, and record that it is."""
+        # A directory that was read for an alias or pin is read again for a forgotten run: its objects become
+        # candidates, since the alias may be removed later. Conversely, a directory that was read for a
+        # forgotten run is not marked as reached yet.
         same = {Purpose.RUN, purpose if purpose is Purpose.FORGOTTEN else Purpose.KEPT}
         row = self._base.execute(
             "SELECT 1 FROM entered WHERE identity = ? AND purpose IN (?, ?)", (identity, *same)
@@ -106,11 +111,13 @@ class ObjectSets:
         return row is None
 
     def wait(self, cap: DirectoryCap, size: int, root: str) -> None:
-        """Add a directory that must be read."""
+        """Add a directory to those that must still be read."""
         self._base.execute("INSERT INTO waiting VALUES (NULL, ?, ?, ?)", (str(cap), size, root))
 
     def next_waiting(self) -> list[tuple[DirectoryCap, str]]:
-        """Take a few directories to read at the same time, each with the name of its root."""
+        """
+        Remove and return a few waiting directories to read at the same time, each with the name of its root.
+        """
         rows = self._base.execute(
             "SELECT number, cap, bytes, root FROM waiting ORDER BY number DESC LIMIT ?",
             (READS_AT_ONCE,),
@@ -128,7 +135,7 @@ class ObjectSets:
         return found
 
     def add_candidates(self, candidates: Iterable[tuple[bytes, int]]) -> None:
-        """Add storage indexes, each with the bytes of its shares or 0."""
+        """Add candidates, each as its storage index and the bytes of its shares, or 0 if unknown."""
         self._base.executemany(
             "INSERT INTO candidates VALUES (?, ?) ON CONFLICT (storage_index) DO UPDATE "
             "SET share_bytes = max(share_bytes, excluded.share_bytes)",
@@ -136,19 +143,21 @@ class ObjectSets:
         )
 
     def add_noted(self, indexes: Iterable[bytes]) -> None:
-        """Add the storage indexes that ``prune_records`` has noted."""
+        """Add the storage indexes in ``candidates`` of ``prune_records``."""
         for index in indexes:
             self.add_candidates([(index, 0)])
             self._base.execute("INSERT OR IGNORE INTO only_noted VALUES (?)", (index,))
 
     def add_stored(self, stored: Iterable[tuple[bytes, int]]) -> None:
-        """Add what the database of stored objects has; arguments as of ``add_candidates``."""
+        """
+        Add the objects in the database of stored objects; the arguments are those of ``add_candidates``.
+        """
         for index, share_bytes in stored:
             self.add_candidates([(index, share_bytes)])
             self._base.execute("DELETE FROM only_noted WHERE storage_index = ?", (index,))
 
     def is_unreached(self, storage_index: bytes) -> bool:
-        """Return whether an object is a candidate that nothing reaches."""
+        """Return whether an object is a candidate that was not reached."""
         found = self._base.execute(
             "SELECT 1 FROM candidates WHERE storage_index = ?1 AND NOT EXISTS "
             "(SELECT 1 FROM reached WHERE storage_index = ?1)",
@@ -157,7 +166,7 @@ class ObjectSets:
         return found is not None
 
     def unreached(self) -> Iterator[list[bytes]]:
-        """Yield all candidates that nothing reaches, a thousand at a time, in ascending order."""
+        """Yield all candidates that were not reached, in ascending order, at most a thousand at a time."""
         after = b""
         while True:
             rows = self._base.execute(
@@ -171,11 +180,13 @@ class ObjectSets:
             after = rows[-1][0]
 
     def totals(self) -> tuple[int, int]:
-        """Return how many candidates nothing reaches, and the bytes of their shares as far as known."""
+        """Return the number of candidates that were not reached, and the known bytes of their shares."""
         return self._sums("NOT IN (SELECT storage_index FROM reached)")
 
     def kept_totals(self) -> tuple[int, int]:
-        """Return how many candidates only something else than runs reaches, and the bytes of their shares."""
+        """
+        Return the number of candidates that were reached, but not from a run, and the bytes of their shares.
+        """
         return self._sums(
             f"IN (SELECT storage_index FROM reached WHERE purpose != {Purpose.RUN:d})"
         )
@@ -189,9 +200,11 @@ class ObjectSets:
 
     def still_noted(self) -> Iterator[bytes]:
         """
-        Yield the candidates that no run reaches; what aliases and pins reach may be released later.
+        Yield the candidates that must stay recorded: those that no run reaches, since an alias or pin that
+        still reaches them may be removed; and those known only from ``prune_records``.
 
-        What a killed run has stored may be in a run and in no record: another client may forget that run.
+        The latter may be objects of a killed run that a listed run contains: if another client forgets that
+        run, no other record has them.
         """
         rows = self._base.execute(
             "SELECT storage_index FROM candidates WHERE storage_index NOT IN "
@@ -202,20 +215,23 @@ class ObjectSets:
             yield index
 
     def released(self, indexes: Iterable[bytes]) -> None:
-        """Remove candidates that no server has a lease for."""
+        """Remove candidates for which no server has a lease."""
         self._base.executemany(
             "DELETE FROM candidates WHERE storage_index = ?", ((index,) for index in indexes)
         )
 
     def note_version(self, cap: DirectoryCap, version: Version, root: str) -> None:
-        """Record which version of a mutable directory was read."""
+        """Record the version of a mutable directory that was read."""
         self._base.execute(
             "INSERT OR REPLACE INTO changeable VALUES (?, ?, ?, ?)",
             (str(cap), version.sequence_number, version.root_hash, root),
         )
 
     def versions(self) -> list[tuple[DirectoryCap, int, bytes, str]]:
-        """Return the mutable directories that were read, and the version of each."""
+        """
+        Return each mutable directory that was read, with its sequence number, root hash, and the name of its
+        root.
+        """
         found = []
         for text, *rest in self._base.execute("SELECT * FROM changeable"):
             cap = parse_cap(text)
@@ -226,10 +242,10 @@ class ObjectSets:
 
 class Reachability:
     """
-    Walks trees, and records what they reach.
+    Walks trees, and records the objects that are reached.
 
     Args:
-        sets: where that is recorded.
+        sets: records the objects.
     """
 
     def __init__(self, grid: Grid, sets: ObjectSets) -> None:
@@ -239,10 +255,10 @@ class Reachability:
 
     async def mark(self, roots: Iterable[Root], purpose: Purpose) -> None:
         """
-        Record everything below some roots as reached.
+        Record some roots and everything below them as reached.
 
         Raises:
-            CannotReach: something cannot be read, or there is a cap of an unknown kind.
+            CannotReach: a directory cannot be read, or a cap is of an unknown kind.
         """
         for root in roots:
             self._meet(root.cap, purpose, root.name)
@@ -253,7 +269,7 @@ class Reachability:
         Record the immutable objects of forgotten runs as candidates.
 
         Returns:
-            whether all was read. Directories that are lost, while all servers answer, do not count.
+            whether all directories were read. Directories that are lost do not count, if all servers answer.
         """
         self._all_read = True
         for cap in caps:
@@ -263,11 +279,11 @@ class Reachability:
 
     async def mark_changes(self) -> bool:
         """
-        Look at all mutable directories again, and record what new versions reach; returns whether there were
-        any.
+        Read the mutable directories that have changed again, and mark their objects; return whether any has
+        changed.
 
         Raises:
-            CannotReach: one cannot be read.
+            CannotReach: a directory cannot be read.
         """
         changed = False
         versions = self._sets.versions()
@@ -314,7 +330,7 @@ class Reachability:
         index = file.storage_index
         if purpose is Purpose.FORGOTTEN:
             if not isinstance(file, (ChkCap, LitCap)):
-                return  # no backup has stored it
+                return  # no backup has stored a mutable object
             if index is not None:
                 self._sets.add_candidates([(index, share_bytes_of(cap))])
         elif index is not None:
@@ -324,7 +340,7 @@ class Reachability:
 
     def _enter(self, cap: DirectoryCap, purpose: Purpose, root: str) -> None:
         file = cap.file
-        if isinstance(file, LitCap):  # it is in the cap, and has no shares
+        if isinstance(file, LitCap):  # the cap contains the directory: no shares
             self._meet_entries(self._unpacked(cap, file.data, root), purpose, root)
             return
         if kind_of(cap) != "directory":
@@ -349,7 +365,9 @@ class Reachability:
             raise self._unreadable(root, str(error)) from error
 
     async def _read_newest(self, cap: DirectoryCap, root: str) -> Listing:
-        """Read the newest version of a mutable directory; no server may hide a newer one."""
+        """
+        Read the newest version of a mutable directory; raise CannotReach if a server may have a newer one.
+        """
         newest = await self._newest(cap, root)
         seen: list[Version] = []
         sink = BytesIO()
@@ -362,7 +380,7 @@ class Reachability:
         return self._unpacked(cap, sink.getvalue(), root)
 
     async def _newest(self, cap: DirectoryCap, root: str) -> Version:
-        """Return the newest version that any server has."""
+        """Return the newest version of a mutable directory that any server has."""
         try:
             found = await self._grid.check(cap)
         except PipegridError as error:

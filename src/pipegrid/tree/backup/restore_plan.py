@@ -1,8 +1,8 @@
 """
-What restoring a run into a directory writes, replaces and removes, found out before anything changes.
+The plan of a restore: what it writes, replaces and removes in a directory, found out before any change.
 
-Only what is in the target is ever removed: symbolic links are not followed, other file systems and the
-directories of this client are left, with all that is in them, and what was replaced since it was shown stays.
+A restore removes nothing outside the target, does not follow symbolic links, and removes nothing from other
+file systems or the directories of this client. An entry that was replaced since the plan was made stays.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from pipegrid.tree.walk import Found, Unreadable, walk
 from pipegrid.tree.walk_order import TreePath
 
 MAX_EXTRAS = 1_000_000
-"""Entries of the target that a plan may remove."""
+"""Maximum number of entries of the target that a plan removes."""
 
 RestoreVerdict = Literal["take", "enter", "leave"]
 RestoreStep = Literal["write", "replace", "compare", "blocked"]
 """
-``compare``: a file of this size exists, and is replaced only if its content differs. ``blocked``: something
-exists and is not replaced.
+``compare``: a file of the same size exists, and is replaced only if its content differs. ``blocked``: an
+existing entry must not be replaced.
 """
 
 InodeIdentity = tuple[int, int]
@@ -50,9 +50,9 @@ class RestoreSelection:
     Which part of a tree is restored.
 
     Args:
-        include: patterns as of ``TreeSelection``; directories are restored with all their content. Empty:
-            everything.
-        exclude: patterns of what is left out of that.
+        include: patterns as in ``TreeSelection``; a directory that matches is restored with all its content.
+            Empty: everything.
+        exclude: patterns of entries that are not restored even if they are included.
 
     Raises:
         UsageError: a pattern is malformed.
@@ -64,26 +64,26 @@ class RestoreSelection:
 
     @property
     def is_partial(self) -> bool:
-        """Whether patterns say what is included."""
+        """Whether include patterns were given."""
         return self._include is not None
 
     @property
     def unmatched(self) -> list[str]:
-        """The patterns that matched nothing."""
+        """The patterns that have matched nothing."""
         return [
             pattern for each in (self._include, self._exclude) if each for pattern in each.unmatched
         ]
 
     def excludes(self, path: TreePath, is_directory: bool) -> bool:
-        """Return whether a pattern leaves this out."""
+        """Return whether a pattern excludes an entry."""
         return self._exclude is not None and not self._exclude.takes("/".join(path), is_directory)
 
     def verdict(self, path: TreePath, is_directory: bool, is_within: bool) -> RestoreVerdict:
         """
-        Return whether this is restored, or a directory in which something may be.
+        Return whether an entry is restored, only entered because its content may be restored, or left out.
 
         Args:
-            is_within: whether the directory that has it is restored.
+            is_within: whether the whole directory around the entry is restored.
         """
         if self.excludes(path, is_directory):
             return "leave"
@@ -96,12 +96,12 @@ class RestoreSelection:
 
 class RestoreRules(NamedTuple):
     """
-    What a restore may do to files and directories that exist.
+    What a restore may do to existing files and directories.
 
     Attributes:
-        force: existing files are replaced.
+        force: whether existing files are replaced.
         protected: directories that are never removed; None: nothing is removed at all.
-        untouched: directories in which nothing is removed.
+        untouched: directories from which nothing is removed.
     """
 
     force: bool = False
@@ -114,11 +114,11 @@ class ExtraEntry:
     An entry of the target that the run does not have.
 
     Attributes:
-        home: its directory, as it was when this was found.
-        name: in it.
-        identity: its device and inode.
-        is_directory: it is a real one, and is removed with all its content.
-        count: files and links that are removed with it.
+        home: the directory that contains the entry.
+        name: the name of the entry in ``home``.
+        identity: the device and inode of the entry.
+        is_directory: whether it is a directory, not a link to one; it is removed with all its content.
+        count: number of files and links that are removed with the entry.
     """
 
     __slots__ = ("count", "home", "identity", "is_directory", "name")
@@ -139,7 +139,7 @@ class ExtraEntry:
 
     @property
     def path(self) -> str:
-        """Its local path, for messages only."""
+        """The local path of the entry, for messages only."""
         return os.path.join(self.home.path, self.name)
 
 
@@ -148,10 +148,13 @@ class RestorePlan:
     What a restore does.
 
     Attributes:
-        extras: what is removed.
-        left: local paths that the run does not have but that are not removed, and why.
-        unreadable: directories of the run that cannot be read, and why; then nothing may be removed.
-        counts: how many paths each step concerns; what is present already is not counted.
+        extras: entries that are removed.
+        left: local paths that the run does not have but that are not removed, each with the reason.
+        unreadable: directories of the run that cannot be read, each with the error; if there are any, nothing
+            is removed.
+        counts: for each step, the number of paths; unchanged paths are not counted.
+        taken: with patterns, the directories that are restored as a whole.
+        wanted: with patterns, the directories that are restored at least in part.
     """
 
     __slots__ = ("counts", "extras", "left", "selection", "taken", "unreadable", "wanted")
@@ -167,11 +170,11 @@ class RestorePlan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the patterns include nothing of the run, which could be read."""
+        """Whether the patterns include nothing, and the whole run could be read."""
         return self.selection.is_partial and not self.wanted and not self.unreadable
 
     def wants(self, path: TreePath, is_directory: bool) -> bool:
-        """Return whether something is restored, as ``TreeGetOptions`` asks it."""
+        """Return whether an entry is restored; ``TreeGetOptions`` calls this."""
         if not self.selection.is_partial:
             return not self.selection.excludes(path, is_directory)
         if is_directory:
@@ -181,11 +184,11 @@ class RestorePlan:
 
 def check_removable(target: str, config: GridConfig) -> None:
     """
-    Check that what is extra in a directory may be removed at all.
+    Check that a restore may remove entries from a directory.
 
     Raises:
-        UsageError: it is ``/``, the home directory, a mount point, above the current directory, or the
-            client's own.
+        UsageError: the target is ``/``, a mount point, or in a directory of the client; or it is or contains
+            the home directory or the parent of the current directory.
     """
     real = os.path.realpath(target)
     shown = printable(target)
@@ -207,12 +210,12 @@ def check_removable(target: str, config: GridConfig) -> None:
 
 
 def protected_directories(config: GridConfig) -> frozenset[InodeIdentity]:
-    """Return the directories that are never removed, whatever holds them."""
+    """Return the directories that are never removed, even inside another directory."""
     return own_directories(*_of_client(config), os.getcwd(), os.path.expanduser("~"))
 
 
 def client_directories(config: GridConfig) -> frozenset[InodeIdentity]:
-    """Return the directories of this client, in which nothing is removed."""
+    """Return the directories of this client, from which nothing is removed."""
     return own_directories(*_of_client(config))
 
 
@@ -232,15 +235,16 @@ async def plan_restore(
     step: Callable[[RestoreStep, TreePath, int | None], None] = lambda how, path, size: None,
 ) -> RestorePlan:
     """
-    Find out what restoring a directory does; every directory of it is read, no file, and nothing is changed.
+    Find out what restoring a directory does. All its directories are read, but no files, and nothing is
+    changed.
 
     Args:
-        cap: of the directory.
+        cap: the cap of the directory.
         target: the local directory, which need not exist.
-        step: called with what would be written or replaced, and the size of a file.
+        step: called with each step, its path, and the size of a file or None.
 
     Raises:
-        CapError: this is not the cap of a directory.
+        CapError: ``cap`` is not the cap of a directory.
         SinkError: the target has too many entries that the run does not have.
     """
     planner = _Planner(RestorePlan(selection), target, rules, step)
@@ -252,13 +256,13 @@ async def plan_restore(
 
 class _Level(NamedTuple):
     """
-    A directory of the run that the walk is in.
+    The state of a directory that the walk through the run is in.
 
     Attributes:
-        local: where it exists already.
-        mount: its file system.
-        loses: something may be removed in it.
-        blocked: something else is there, and is not replaced.
+        local: the existing local directory, or None.
+        mount: the file system of the local directory.
+        loses: whether entries may be removed from the local directory.
+        blocked: whether something else exists at the local path and is not replaced.
     """
 
     path: TreePath
@@ -286,7 +290,7 @@ class _Planner:
         self.stack: list[_Level] = []
 
     def meet(self, met: Found | Unreadable) -> None:
-        """Note what happens to something that the walk has met."""
+        """Record what happens to an entry that the walk has met."""
         del self.stack[len(met.path) :]
         parent = self.stack[-1] if self.stack else None
         is_directory = isinstance(met, Unreadable) or met.kind == "directory"
@@ -312,7 +316,7 @@ class _Planner:
     def _entered(
         self, path: TreePath, verdict: RestoreVerdict, place: str | None, parent: _Level | None
     ) -> _Level:
-        """Return the level of a directory; note why nothing is removed in it."""
+        """Return the level of a directory; record the reason if nothing is removed from it."""
         above = None if parent is None else parent.local
         local = None if verdict == "leave" else _local_directory(place, above)
         loses = self.rules.protected is not None and (parent is None or parent.loses)
@@ -354,19 +358,22 @@ class _Planner:
             self.plan.wanted.add(path[:depth])
 
     def _place(self, met: Found, kept: RestoredMetadata, parent: _Level | None) -> str | None:
-        """Return the local path; None: nothing is there, or no file can have the name."""
+        """
+        Return the local path of an entry; None: its directory does not exist, or no local file can have its
+        name.
+        """
         if parent is None:
             return self.target
         if parent.local is None:
             return None
-        with suppress(SinkError):  # restoring it reports that
+        with suppress(SinkError):  # the restore itself reports such a name
             return os.path.join(parent.local.path, local_name(met.path[-1], kept.name))
         return None
 
     def _note_step(
         self, met: Found, kept: RestoredMetadata, parent: _Level, place: str | None
     ) -> RestoreStep | None:
-        """Count a step, and report it; None: there is none."""
+        """Count and report the step for an entry; None: no step is needed."""
         size = None if met.kind == "directory" else immutable_size(met.cap)
         how: RestoreStep | None = "blocked"
         if not parent.blocked:
@@ -377,7 +384,7 @@ class _Planner:
         return how
 
     def _find_extras(self, level: _Level, names: dict[str, str]) -> None:
-        """Note the entries of a local directory that the run does not have."""
+        """Record the entries of a local directory, and of those below it, that the run does not have."""
         assert level.local is not None
         pending = [(level.local, level.path, level.verdict == "take", names)]
         while pending:
@@ -390,7 +397,7 @@ class _Planner:
                         self._add_extra(home, path, each, is_within, level.mount) for each in extras
                     ]
             except OSError as error:
-                no_list = error.errno == errno.EBADF  # it may be written to but not listed
+                no_list = error.errno == errno.EBADF  # writable, but not readable
                 why = os.strerror(errno.EACCES) if no_list else error.strerror
                 self.plan.left.append((home.path, f"it cannot be listed: {why}"))
                 continue
@@ -409,12 +416,12 @@ class _Planner:
         mount: MountIdentity,
     ) -> DirectoryFd | None:
         """
-        Note an entry that the run does not have; return it if it is a directory of which only a part is
-        removed, since patterns exclude something in it.
+        Record an entry that the run does not have. If it is a directory from which only a part is removed,
+        because patterns exclude something in it, return the directory instead.
         """
         try:
             status = entry.stat(follow_symlinks=False)
-        except FileNotFoundError:  # it was removed just now
+        except FileNotFoundError:  # it was removed meanwhile
             return None
         is_directory = stat.S_ISDIR(status.st_mode)
         place = os.path.join(home.path, entry.name)
@@ -442,7 +449,9 @@ class _Planner:
 
 
 def _is_known(home: DirectoryFd, entry: os.DirEntry[str], names: dict[str, str]) -> bool:
-    """Return whether the run has an entry, perhaps under another name if the file system folds names."""
+    """
+    Return whether the run has an entry; on a file system that folds names, perhaps under another spelling.
+    """
     if entry.name in names:
         return True
     folded = names.get(_folded(entry.name))
@@ -454,7 +463,7 @@ def _is_known(home: DirectoryFd, entry: os.DirEntry[str], names: dict[str, str])
 
 
 def _local_names(entries: Iterable[Entry]) -> dict[str, str]:
-    """Return the local names of entries by themselves, and by their folded forms."""
+    """Return the local names of entries, by the names themselves and by their folded forms."""
     found: dict[str, str] = {}
     for entry in entries:
         with suppress(SinkError):
@@ -469,16 +478,16 @@ def _folded(name: str) -> str:
 
 
 def _composed(name: str) -> str:
-    """Return a local name as the entries of a run have it, which patterns match."""
+    """Return a local name in the form that names in a run have, which patterns match."""
     return entry_name(os.fsencode(name))[0]
 
 
 def _local_directory(place: str | None, above: DirectoryFd | None) -> DirectoryFd | None:
     """
-    Return a local directory; None: there is none, or only a link to one.
+    Return an existing local directory; None: it does not exist, or is a symbolic link.
 
     Args:
-        above: the directory that has it; None: it is the target, which may be a link.
+        above: the directory that contains it; None: it is the target, which may be a symbolic link.
     """
     if place is None:
         return None
@@ -495,7 +504,7 @@ def _local_directory(place: str | None, above: DirectoryFd | None) -> DirectoryF
 def _step(
     place: str | None, is_directory: bool, kept: RestoredMetadata, size: int | None, force: bool
 ) -> RestoreStep | None:
-    """Return what restoring does at a local path; None: nothing, since it is there already."""
+    """Return the step that restoring an entry needs at a local path; None: the entry is present already."""
     try:
         found = None if place is None else os.lstat(place)
     except (OSError, ValueError):
@@ -525,7 +534,9 @@ def _inspected(
     protected: frozenset[InodeIdentity],
     selection: RestoreSelection,
 ) -> tuple[int, str]:
-    """Return how many files and links a directory holds, and why it must stay; "" if it may be removed."""
+    """
+    Return how many files and links a directory contains, and why it is not removed; empty: it can be removed.
+    """
     count = 0
     pending = [(place, path)]
     while pending:
@@ -559,7 +570,7 @@ def _inspected(
 
 
 def _mount_of(fd: int, status: os.stat_result) -> MountIdentity:
-    """Return the device of an open directory and, on Linux, its mount: that of a bind mount differs."""
+    """Return the device of an open directory and, on Linux, its mount, which differs for a bind mount."""
     with (
         suppress(OSError),
         open(f"/proc/self/fdinfo/{fd}", encoding="ascii", errors="replace") as info,
@@ -575,10 +586,10 @@ def _mount_of(fd: int, status: os.stat_result) -> MountIdentity:
 
 def remove_extra(extra: ExtraEntry, protected: frozenset[InodeIdentity]) -> None:
     """
-    Remove an entry of a plan; the times and the mode of its directory stay.
+    Remove an entry of a plan; the times and mode of its parent directory do not change.
 
     Raises:
-        SinkError: it cannot be removed, or is not what it was when the plan was made.
+        SinkError: the entry cannot be removed, or was replaced since the plan was made.
     """
     try:
         with extra.home.entered() as inside, _writable(inside):
@@ -623,7 +634,7 @@ def _remove_tree(
 
 @contextmanager
 def _writable(fd: int) -> Iterator[None]:
-    """Make a directory writable for its owner; set its mode and times back after that."""
+    """Make a directory writable for its owner; at the end, restore its mode and times."""
     before = os.fstat(fd)
     mode = stat.S_IMODE(before.st_mode)
     needed = mode | stat.S_IRWXU
@@ -646,6 +657,6 @@ def _identity(path: str) -> InodeIdentity:
 
 
 def _above(path: str) -> frozenset[InodeIdentity]:
-    """Return a directory and all those above it."""
+    """Return a directory and all directories above it."""
     real = Path(os.path.realpath(path))
     return own_directories(real, *real.parents)

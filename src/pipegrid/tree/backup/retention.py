@@ -1,4 +1,4 @@
-"""Which runs of a backup are kept, and why; pure."""
+"""Retention: which runs of a backup are kept, and why. This module does no input or output."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _DURATION = re.compile(
 
 class Duration(NamedTuple):
     """
-    A length of time that ``--keep-within`` takes.
+    A length of time, as ``--keep-within`` accepts it.
 
     Attributes:
-        text: as given, such as ``1y6m7d12h``.
-        months: years and months of the calendar, in months.
+        text: the text that the user gave, such as ``1y6m7d12h``.
+        months: calendar years and months, in months.
         rest: weeks, days and hours.
     """
 
@@ -32,9 +32,12 @@ class Duration(NamedTuple):
     rest: timedelta
 
     def before(self, at: datetime) -> datetime:
-        """Return the time that is this long before another one; the earliest possible if there is none."""
+        """
+        Return the time that is this long before ``at``; the earliest possible time if the result would be
+        earlier.
+        """
         month = at.year * 12 + at.month - 1 - self.months
-        if month < 12:  # there is no year 0
+        if month < 12:  # year 0 does not exist
             return datetime.min.replace(tzinfo=at.tzinfo)
         year, month = divmod(month, 12)
         days = (datetime(year + (month + 1) // 12, (month + 1) % 12 + 1, 1) - timedelta(days=1)).day
@@ -47,10 +50,10 @@ class Duration(NamedTuple):
 
 def parse_duration(text: str) -> Duration:
     """
-    Return a duration of years, months, weeks, days and hours, in this order: ``1y6m``, ``2w``, ``7d12h``.
+    Parse a duration of years, months, weeks, days and hours, in this order: ``1y6m``, ``2w``, ``7d12h``.
 
     Raises:
-        UsageError: this is none.
+        UsageError: the text is not a duration.
     """
     match = _DURATION.match(text.strip())
     if match is None or not any(match.groups()):
@@ -66,14 +69,15 @@ def parse_duration(text: str) -> Duration:
 @attrs.frozen
 class Retention:
     """
-    How many runs of each backup are kept; None: the rule does not apply. Without rules all are kept.
+    The rules for which runs of each backup are kept; a rule that is None does not apply. Without rules, all
+    runs are kept.
 
     Attributes:
-        last: this many of the newest.
-        hourly, daily, weekly, monthly, yearly: the newest run of each of this many hours, days, weeks, months
-            or years that have runs (UTC; weeks begin on Mondays).
-        within: runs that are at most this much older than the newest one.
-        tags: runs with one of these tags.
+        last: keep this many of the newest runs.
+        hourly, daily, weekly, monthly, yearly: for this many of the latest hours (days, weeks, months, years
+            in UTC) that have runs, keep the newest run of each; weeks begin on Mondays.
+        within: keep runs that are at most this much older than the newest run.
+        tags: keep runs that have one of these tags.
     """
 
     last: int | None = None
@@ -109,19 +113,20 @@ def reasons(
     machine: Machine | None = None,
 ) -> Mapping[BackupRun, tuple[str, ...]]:
     """
-    Return why each run is kept; nothing: it is forgotten. The newest of each backup always stays.
+    Return the reasons why each run is kept; a run without reasons is forgotten.
 
-    Each machine's runs of a name are a series of their own. Runs of an unknown machine belong to the only
-    known one, if exactly one is known.
+    The runs that one machine made of one backup form a series, whose newest run is always kept. Runs of an
+    unknown machine belong to the series of the known machine, if there is exactly one.
 
-    Runs without any file do not displace runs with files: an unmounted disk makes such runs night after
-    night. So the rules are applied to all runs, and again to those with files. Of these the newest with the
-    fewest entries left out stays, too: only it may have what a failing disk has lost.
+    Runs without any file must not displace runs with files, since an unmounted disk makes such runs every
+    night. So the rules are applied to all runs, and again to the runs with files. Among the latter, the run
+    with the fewest left-out entries (the newest of several) is also kept: only this run may have what a
+    failing disk has lost.
 
     Args:
-        now: the time (UTC) of the current run. Runs with later times, from a clock that was
-            wrong, stay and count for no rule: otherwise they would displace new runs.
-        machine: on which the current run was made. Runs of other machines stay.
+        now: the time (UTC) of the current run. Runs with later times, from a wrong clock, are kept, and do
+            not count for any rule: otherwise they would displace new runs.
+        machine: the machine of the current run. Runs of other machines are kept.
     """
     why: dict[BackupRun, dict[str, None]] = {run: {} for run in runs}
 
@@ -156,7 +161,7 @@ def _judge(
     keep(newest_first[:1], "the newest")
     with_files = [run for run in newest_first if run.files]
     if with_files:
-        # The first of several, which is the newest.
+        # ``min`` returns the first of several, which is the newest.
         best = min(with_files, key=lambda run: run.left_out)
         keep([best], "least is left out")
     for run in newest_first:
@@ -174,7 +179,7 @@ def _judge(
 
 
 def _series(runs: Sequence[BackupRun]) -> dict[BackupRun, tuple[str, str]]:
-    """Return the series of each run."""
+    """Return the series of each run, as the backup's name and the machine's id."""
     machines: dict[str, set[str]] = {}
     for run in runs:
         machines.setdefault(run.name, set()).update({run.machine.id} - {""})

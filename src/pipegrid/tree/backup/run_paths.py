@@ -1,8 +1,9 @@
 """
-Paths into runs of backups, ``NAME@TIME:some/path``: which run they mean.
+Paths into runs of backups, ``NAME@TIME:some/path``, and the runs that they mean.
 
-NAME is the name of a backup in the client's own catalogue, TIME anything that ``run_times`` accepts; the run
-is the newest up to then. An alias that is called like the text before the first colon comes first.
+NAME is the name of a backup in the client's own catalogue, and TIME any text that ``run_times`` accepts. The
+path leads into the newest run up to that time. But if the text before the first colon is an alias, the path
+begins with that alias instead.
 """
 
 from __future__ import annotations
@@ -33,10 +34,13 @@ from pipegrid.tree.backup.run_times import (
 from pipegrid.tree.grid_paths import names_of, parse_here
 
 AHEAD_S = 3600
-"""Clocks of machines that share a catalogue may differ by this; what is later still has a wrong time."""
+"""
+Clocks of machines that share a catalogue may differ by this many seconds; runs further in the future have a
+wrong time.
+"""
 
 SHOWN = 8
-"""How many names or runs a message lists."""
+"""The maximum number of names or runs that a message lists."""
 
 
 class RunPath(NamedTuple):
@@ -44,9 +48,9 @@ class RunPath(NamedTuple):
     A parsed path into a run.
 
     Attributes:
-        name: of the backup, composed.
-        at: the time as written.
-        names: below the root of the run.
+        name: the name of the backup, normalized (NFC).
+        at: the time as the user wrote it.
+        names: the names of the path below the root of the run.
     """
 
     name: str
@@ -56,11 +60,11 @@ class RunPath(NamedTuple):
 
 class ChosenRun(NamedTuple):
     """
-    A run that fits a name and a time.
+    The run chosen for a name and a time.
 
     Attributes:
-        run: the newest one that fits.
-        later: how many runs have a time in the future and were left out.
+        run: the newest run that fits.
+        later: number of runs that were left out because their time is in the future.
     """
 
     run: BackupRun
@@ -68,7 +72,7 @@ class ChosenRun(NamedTuple):
 
     @property
     def warning(self) -> str:
-        """A sentence about the runs that were left out; "" if there are none."""
+        """A warning about the runs that were left out; empty if there are none."""
         if not self.later:
             return ""
         runs = counted(self.later, "run")
@@ -79,12 +83,14 @@ class ChosenRun(NamedTuple):
 
 
 def run_path_text(run: BackupRun, zone: tzinfo | None = None) -> str:
-    """Return the path of a run's root as commands accept it, ``home@2026-11-22_19:23:31+01:00:``."""
+    """
+    Return the path of a run's root in the form that commands accept, ``home@2026-11-22_19:23:31+01:00:``.
+    """
     return f"{printable(run.name)}@{run_time_text(run.at, zone)}:"
 
 
 def shell_text(run: BackupRun) -> str:
-    """Return the path of a run's root for pasting into a shell."""
+    """Return the path of a run's root, quoted for a shell."""
     return shlex.quote(run_path_text(run))
 
 
@@ -93,10 +99,11 @@ def parse_run_path(text: str, aliases: Mapping[str, str]) -> RunPath | None:
     Parse a path into a run; None: this is a path of another kind.
 
     Args:
-        aliases: of the client; one called like the text before the first colon comes first.
+        aliases: the client's aliases; if the text before the first colon is one of them, the result is None.
 
     Raises:
-        UsageError: it has the form of such a path, but not its colon, or no time, or an empty name.
+        UsageError: the text looks like a path into a run, but lacks the colon, or has no valid time or an
+            empty name.
     """
     text = as_pasted(text)
     if "@" not in text or text.startswith(CAP_STARTS):
@@ -120,19 +127,23 @@ def parse_run_path(text: str, aliases: Mapping[str, str]) -> RunPath | None:
 
 
 def names_start(text: str) -> int:
-    """Return where the names begin in text that has the form of a path into a run; 0: it has not."""
+    """Return the index after the colon of a path into a run, where its names begin; 0 for other text."""
     return next((end + 1 for _, end in _times_in(text) if text[end : end + 1] == ":"), 0)
 
 
 def whole_run(text: str) -> str:
-    """Return ``NAME@TIME`` with its colon, for where only a run can be meant; any other text as it is."""
+    """
+    Return ``NAME@TIME`` with a colon appended, for arguments that can only be runs; other text is unchanged.
+    """
     bare = as_pasted(text)
     is_run = any(end == len(bare) and ":" not in bare[:at] for at, end in _times_in(bare))
     return f"{bare}:" if is_run else text
 
 
 def _times_in(text: str) -> Iterator[tuple[int, int]]:
-    """Yield where each ``@`` in the first name of a path is that a time follows, and where that ends."""
+    """
+    Yield the index of each ``@`` that a time follows, and the end of that time; only before the first slash.
+    """
     for found in re.finditer("@", text.partition("/")[0]):
         end = time_at(text, found.end())
         if found.start() and end > found.end():
@@ -141,10 +152,10 @@ def _times_in(text: str) -> Iterator[tuple[int, int]]:
 
 def run_path_here(text: str, directory: Path) -> RunPath | None:
     """
-    Parse a path into a run, unless it begins with an alias of a client's directory; see ``parse_run_path``.
+    Parse a path into a run with the aliases of a client's directory; see ``parse_run_path``.
 
     Raises:
-        UsageError: as ``parse_run_path``, or the aliases cannot be read.
+        UsageError: as in ``parse_run_path``, or the aliases cannot be read.
     """
     if "@" not in text or as_pasted(text).startswith(CAP_STARTS):
         return None
@@ -161,15 +172,16 @@ def choose_run(
     """
     Return the run that was the newest at a time.
 
-    Without a time, or with ``latest``, runs with a time in the future are left out if others exist.
+    If no time or ``latest`` is given, runs with a time in the future are left out, unless there are no
+    others.
 
     Args:
-        name: of the backup; None, if there is only one.
+        name: the name of the backup; None, if the catalogue has only one.
         at: see ``parse_span``; None: the newest.
         now: seconds since 1970.
 
     Raises:
-        UsageError: no run fits, there are several backups and no name, or this is not a time.
+        UsageError: no run fits, several backups exist but no name was given, or ``at`` is not a time.
     """
     same = runs_called(runs, name)
     name = same[0].name
@@ -190,12 +202,13 @@ def run_within(
     runs: Sequence[BackupRun], name: str, at: str, now: float, zone: tzinfo | None = None
 ) -> BackupRun:
     """
-    Return the only run of a backup in the span that a time means, or the newest for ``latest``.
+    Return the only run of a backup in the span of a time, or the newest for ``latest``.
 
-    Unlike ``choose_run`` it takes no earlier run instead: for what cannot be undone.
+    Unlike ``choose_run``, this never chooses an earlier run; it is used before an action that cannot be
+    undone.
 
     Raises:
-        UsageError: there is none or several, no such backup, or this is not a time.
+        UsageError: no run or several runs fit, the backup does not exist, or ``at`` is not a time.
     """
     if is_latest(at):
         return choose_run(runs, name, at, now, zone).run
@@ -217,10 +230,10 @@ def runs_called(runs: Sequence[BackupRun], name: str | None) -> list[BackupRun]:
     Return the runs of one backup.
 
     Args:
-        name: None, if there is only one.
+        name: the name of the backup; None, if the runs are of only one.
 
     Raises:
-        UsageError: there is none of that name, or there are several and no name.
+        UsageError: no backup has this name, or several backups exist but no name was given.
     """
     names = sorted({run.name for run in runs})
     if not names:
@@ -236,7 +249,7 @@ def runs_called(runs: Sequence[BackupRun], name: str | None) -> list[BackupRun]:
 
 
 def several(names: Collection[str]) -> str:
-    """Return the first few of some names, and how many more there are, for a message."""
+    """Return the first ``SHOWN`` names and the number of further names, for a message."""
     few = [printable(each) for each in list(names)[:SHOWN]]
     more = len(names) - len(few)
     return ", ".join(few) + (f" and {more} more" if more else "")
@@ -252,11 +265,11 @@ def _newest(runs: Sequence[BackupRun]) -> BackupRun:
 
 class RunFinder:
     """
-    Finds runs in the catalogue of a grid's client, which is read once.
+    Finds runs in the catalogue of a grid's client; the catalogue is read only once.
 
     Args:
         grid: an open grid.
-        say: called with sentences for the user; None: they become warnings of the grid.
+        say: called with sentences for the user; None: the sentences become warnings of the grid.
     """
 
     def __init__(self, grid: Grid, say: Callable[[str], None] | None = None) -> None:
@@ -270,7 +283,7 @@ class RunFinder:
         Return all runs of the catalogue, oldest first.
 
         Raises:
-            PipegridError: it cannot be read.
+            PipegridError: the catalogue cannot be read.
         """
         if self._runs is not None:
             return self._runs
@@ -292,7 +305,7 @@ class RunFinder:
         Return the run that a path leads into.
 
         Raises:
-            UsageError: no run fits; the message lists what there is.
+            UsageError: no run fits; the message lists the existing runs or backups.
             PipegridError: the catalogue cannot be read.
         """
         chosen = choose_run(await self.runs(), path.name, path.at, time.time())
@@ -302,13 +315,13 @@ class RunFinder:
 
     async def root_of(self, text: str) -> tuple[str, tuple[str, ...]]:
         """
-        Parse a path of any kind that may begin with a run or an alias of the client.
+        Parse a path of any kind, including paths that begin with a run or an alias of the client.
 
         Returns:
-            the text of the root's cap, and the names below it; see ``grid_paths.parse``.
+            the text of the root's cap, and the names below the root; see ``grid_paths.parse``.
 
         Raises:
-            UsageError: it is not a path, or there is no such alias, backup or run.
+            UsageError: the text is not a path, or its alias, backup or run does not exist.
             PipegridError: the catalogue cannot be read.
         """
         directory = self._grid.config.directory

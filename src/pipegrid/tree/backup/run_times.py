@@ -1,9 +1,10 @@
 """
-Times of runs as people write them, and as ``backups`` prints them; pure.
+Times of runs, as people write them and as ``backups`` prints them. This module does no input or output.
 
-A time without a zone is local time. It names a span, such as a day or a minute: ``--at`` takes its end,
-``--newer`` its start. Of two instants that a local time may mean, since clocks were set back, a start is the
-earlier and an end the later; a local time that clocks skipped is treated alike.
+A time without a zone is local time. It means a span, such as a day or a minute: ``--at`` uses the end of the
+span, ``--newer`` its start. When clocks are set back, a local time can mean two instants: a start is the
+earlier one, an end the later one. The same applies to a local time that is skipped when clocks are set
+forward.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ _TIME = re.compile(
 
 class TimeSpan(NamedTuple):
     """
-    What a text means as a time, in UTC.
+    The span that a time means, in UTC.
 
     Attributes:
-        first, last: its first and last second, which are equal for an instant.
+        first, last: the first and the last second of the span, which are equal for an instant.
     """
 
     first: datetime
@@ -45,7 +46,10 @@ class TimeSpan(NamedTuple):
 
 
 def time_at(text: str, start: int) -> int:
-    """Return where the time that begins at ``start`` ends, even an impossible one; ``start``: none does."""
+    """
+    Return the index at which the time that begins at ``start`` ends, valid or not; ``start`` if none begins
+    there.
+    """
     found = _TIME.match(text, start)
     return start if found is None else found.end()
 
@@ -56,7 +60,7 @@ def is_latest(text: str) -> bool:
 
 
 def looks_like_run(name: str) -> bool:
-    """Return whether a name could be mistaken for ``NAME@TIME``, or for its part before a colon."""
+    """Return whether a name could be mistaken for ``NAME@TIME``, or for the part of it before a colon."""
     for found in re.finditer("@", name):
         time = _TIME.match(name, found.end())
         if found.start() and time and (time.end() == len(name) or time["date"]):
@@ -75,10 +79,10 @@ def parse_span(text: str, now: float, zone: tzinfo | None = None) -> TimeSpan:
 
     Args:
         now: seconds since 1970.
-        zone: of local times; None: the machine's.
+        zone: the zone of local times; None: the machine's zone.
 
     Raises:
-        UsageError: this is not a time.
+        UsageError: the text is not a time.
     """
     text = text.strip()
     found = _TIME.fullmatch(text)
@@ -96,29 +100,30 @@ def parse_span(text: str, now: float, zone: tzinfo | None = None) -> TimeSpan:
             day = today - timedelta(days=1) if word == "yesterday" else today
             return _span(datetime.combine(day, time()), timedelta(days=1), zone)
         return _written(found, zone)
-    except (ValueError, OverflowError, OSError):  # no such day, hour or year
+    except (ValueError, OverflowError, OSError):  # this day, hour or year does not exist
         raise _no_time(text) from None
 
 
 def run_time_text(at: datetime, zone: tzinfo | None = None) -> str:
     """
-    Return the time of a run in local time with its offset, ``2026-11-22_19:23:31+01:00``; in UTC with ``Z``.
+    Return the time of a run in local time with its offset, ``2026-11-22_19:23:31+01:00``; with ``Z`` if the
+    zone is UTC.
 
     Args:
-        zone: of local times; None: the machine's.
+        zone: the zone of local times; None: the machine's zone.
     """
     try:
         local = clamped_dates.utc(at.timestamp()).astimezone(zone)
     except (ValueError, OverflowError, OSError):
         local = at
     offset = local.utcoffset() or timedelta()
-    if not offset or offset.total_seconds() % 60:  # local mean time of earlier centuries
+    if not offset or offset.total_seconds() % 60:  # local mean time has odd offsets
         return at.astimezone(timezone.utc).strftime("%Y-%m-%d_%H:%M:%SZ")
     return local.replace(microsecond=0).isoformat(sep="_")
 
 
 def _written(found: re.Match[str], zone: tzinfo | None) -> TimeSpan:
-    """Return the span of a date, perhaps with hours, minutes and seconds."""
+    """Return the span of a date, of a minute, or of a second."""
     minute, second, offset = found["minute"], found["second"], found["zone"]
     start = datetime.fromisoformat(f"{found['date']}T{minute or '00:00'}:{second or '00'}")
     length = (
@@ -143,7 +148,7 @@ def _span(start: datetime, length: timedelta, zone: tzinfo | None) -> TimeSpan:
 
 
 def _instants(local: datetime, zone: tzinfo | None) -> list[datetime]:
-    """Return the instants that a local time may mean; two where clocks are changed."""
+    """Return the instants that a local time may mean; they differ where clocks are changed."""
     both = (local.replace(fold=fold, tzinfo=zone) for fold in (0, 1))
     return [each.astimezone(timezone.utc) for each in both]
 

@@ -1,7 +1,7 @@
 """
-What backups and aliases occupy on servers, computed from the sizes of files and how they are encoded.
+The space that backups and aliases occupy on servers, computed from file sizes and encoding parameters.
 
-Each directory is read once, however many runs contain it. The graph of directories and files is in a
+Each directory is read once, even if many runs contain it. The graph of directories and files is in a
 temporary database.
 """
 
@@ -37,13 +37,13 @@ CREATE TABLE children (parent INTEGER, child INTEGER, PRIMARY KEY (parent, child
 @attrs.frozen
 class OccupiedSpace:
     """
-    Bytes on all servers together.
+    Occupied bytes, the total of all servers.
 
     Attributes:
-        backups: of each backup by name, what any of its runs reaches.
-        runs: of each run, in the given order, what no other run reaches.
-        kept: of each other root by name.
-        unreadable: names of roots below which something could not be read; their numbers are too low.
+        backups: for each backup's name, the bytes of everything that its runs contain.
+        runs: for each run, in the given order, the bytes that no other run contains.
+        kept: for each name of another root, the bytes of everything below it.
+        unreadable: names of roots below which a directory could not be read; their numbers are too low.
     """
 
     backups: dict[str, int]
@@ -55,7 +55,7 @@ class OccupiedSpace:
 async def occupied_space(
     grid: Grid, runs: Sequence[BackupRun], kept: Sequence[Root]
 ) -> OccupiedSpace:
-    """Compute what runs and other roots occupy."""
+    """Compute the space that runs and other roots occupy."""
     with closing(_Graph(grid)) as graph:
         roots = [graph.node(run.cap) for run in runs]
         others = [graph.node(root.cap) for root in kept]
@@ -75,7 +75,9 @@ async def occupied_space(
 
 
 class _Graph:
-    """Directories and files, by their read caps, and what is in which."""
+    """
+    The graph of directories and files, identified by their read caps, and of what each directory contains.
+    """
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
@@ -90,7 +92,7 @@ class _Graph:
         self._base.close()
 
     def node(self, cap: Cap) -> int:
-        """Return the number of an object, which is added if it is new."""
+        """Return the number of an object in the graph; a new object is added."""
         read = cap if isinstance(cap, UnknownCap) else cap.readonly()
         is_read = not isinstance(read, DirectoryCap) or kind_of(read) != "directory"
         self._base.execute(
@@ -130,8 +132,8 @@ class _Graph:
         return listing
 
     def unique(self, roots: Sequence[int]) -> list[int]:
-        """Return for each run's root how many bytes no other run reaches."""
-        for run, root in enumerate(roots):  # each object's children are looked at twice at most
+        """Return for the root of each run how many bytes no other run reaches."""
+        for run, root in enumerate(roots):  # visits the children of each object at most twice
             waiting = [root]
             while waiting:
                 number = waiting.pop()
@@ -169,7 +171,9 @@ class _Graph:
 
 
 def _below(roots: Iterable[int]) -> str:
-    """Return the beginning of a query for all that numbers reach."""
+    """
+    Return the start of a query, which defines ``below``: the numbers of all objects that the roots reach.
+    """
     values = ", ".join(f"({root:d})" for root in roots) or "(-1)"
     return (
         f"WITH RECURSIVE below (number) AS (VALUES {values} UNION "

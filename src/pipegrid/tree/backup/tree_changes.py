@@ -1,4 +1,4 @@
-"""What differs between two trees, such as two runs of a backup; equal directories are not read."""
+"""The differences between two trees, such as two runs of a backup; equal directories are not read."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ class TreeChange:
     One path at which two trees differ.
 
     Attributes:
-        path: from the roots.
-        how: ``added`` and ``removed`` (everything in an added or removed directory, too); else ``type``
-            if a file has become a directory or link or the like, ``content``, or only ``metadata``.
+        path: the path from the roots.
+        how: ``added`` or ``removed``, also for everything in an added or removed directory; otherwise
+            ``type`` for a change between file, directory and link, ``content``, or ``metadata`` if only that
+            differs.
         old, new: the entry in each tree, or None.
     """
 
@@ -35,18 +36,20 @@ class TreeChange:
 
     @property
     def sizes(self) -> tuple[int | None, int | None]:
-        """The bytes of the old and new file; None: it is none, or its size is unknown."""
+        """The bytes of the old and the new file; None: not a file, or its size is unknown."""
         return _size(self.old), _size(self.new)
 
 
 @attrs.define
 class TreeChangeCounts:
     """
-    How much differs.
+    How much differs between two trees.
 
     Attributes:
-        added, removed, changed, metadata: paths; ``changed`` in content or type.
-        added_bytes, removed_bytes: of files that are in one tree only, or differ.
+        added, removed, changed, metadata: number of paths; ``changed`` counts those that differ in content or
+            type.
+        added_bytes, removed_bytes: bytes of new and of old files, counting files that are in one tree only or
+            whose content differs.
     """
 
     added: int = 0
@@ -81,14 +84,15 @@ async def compare_trees(
     unreadable: Callable[[TreePath, Exception], None],
 ) -> None:
     """
-    Find what differs between two trees.
+    Find the differences between two trees.
 
-    A directory whose content differs counts as changed only if its metadata, other than its time, does.
+    If the content of a directory differs, the directory itself counts as changed only if its metadata differs
+    in more than times.
 
     Args:
         grid: an open grid.
         changed: called for each path that differs.
-        unreadable: called with the path of what could not be read, and why.
+        unreadable: called with the path of a directory that could not be read, and the error.
 
     Raises:
         DirectoryError: there are more objects than the limits allow.
@@ -107,7 +111,10 @@ async def compare_trees(
 
 
 def change_of(path: TreePath, old: Entry | None, new: Entry | None) -> TreeChange | None:
-    """Return how two entries of one path differ; None: they do not, or only in what is below them."""
+    """
+    Return how the two entries of one path differ; None: they are equal, or only the content of a directory
+    differs.
+    """
     how: ChangeKind | None = None
     if old is None or new is None:
         how = "added" if old is None else "removed"
@@ -123,12 +130,14 @@ def change_of(path: TreePath, old: Entry | None, new: Entry | None) -> TreeChang
 
 
 def kind_of_entry(entry: Entry) -> str:
-    """Return ``link``, or the kind of the entry."""
+    """Return the kind of an entry; ``link`` for a symbolic link."""
     return "link" if restored(entry.metadata).link is not None else entry.kind
 
 
 def _described(entry: Entry, with_time: bool) -> dict[str, Any]:
-    """Return the metadata of an entry, without the times of its link."""
+    """
+    Return the metadata of an entry without link times; without ``with_time``, also without its ``mtime``.
+    """
     found = {key: value for key, value in entry.metadata.items() if key != "tahoe"}
     if with_time:
         return found
