@@ -1,1 +1,4 @@
-"""The gateway: other programs' protocols on top of a grid. Nothing below imports it."""
+"""
+The gateway: other programs store on a grid through it, by their own protocols. No lower layer imports this
+package.
+"""

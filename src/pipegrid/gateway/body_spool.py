@@ -1,5 +1,5 @@
 """
-Bodies of requests: in memory while they are small, then in a file without a name in the client's directory.
+Bodies of requests: in memory while they are small, then in a file without a name in the temporary directory.
 
 An immutable file is read twice, once for its key and once for its shares, so its body is kept until it is
 stored. A file without a name is deleted when the request or the process ends.
@@ -20,7 +20,7 @@ from pipegrid.errors import PipegridError
 
 IN_MEMORY_BYTES = 64 << 10
 _LOOK_BYTES = 16 << 20
-"""Free space on the disk is checked again after this many bytes."""
+"""The free space of the disk is checked again whenever this many bytes of a body were written."""
 
 
 class BodyRefused(PipegridError):
@@ -28,7 +28,7 @@ class BodyRefused(PipegridError):
     The body of a request cannot be accepted.
 
     Attributes:
-        status: of the response.
+        status: HTTP status of the response.
     """
 
     def __init__(self, message: str, status: int) -> None:
@@ -41,11 +41,11 @@ class SpoolSpace:
     Disk space for the bodies of all requests.
 
     Args:
-        directory: created when the first body needs it.
-        spare_bytes: of its disk, which bodies leave free.
+        directory: directory of the bodies; created when the first body needs it.
+        spare_bytes: disk space that bodies leave free.
 
     Attributes:
-        used_bytes: in files at this moment.
+        used_bytes: size of all bodies that are in files now.
     """
 
     def __init__(self, directory: Path, spare_bytes: int) -> None:
@@ -55,10 +55,10 @@ class SpoolSpace:
 
     def open(self) -> int:
         """
-        Open a file without a name; returns its descriptor.
+        Open a file without a name, and return its descriptor.
 
         Raises:
-            OSError: it cannot be created.
+            OSError: the file cannot be created.
         """
         make_private(str(self._directory))
         return open_spool(str(self._directory))
@@ -68,7 +68,7 @@ class SpoolSpace:
         Check that the disk has space for more bytes.
 
         Raises:
-            BodyRefused: it has not.
+            BodyRefused: the disk has too little space.
             OSError: the directory cannot be created.
         """
         make_private(str(self._directory))
@@ -83,7 +83,7 @@ class SpoolSpace:
                 )
 
     def full(self, error: OSError) -> BodyRefused:
-        """Return the error of a body that could not be written."""
+        """Return the error for a body that could not be written."""
         return BodyRefused(
             f"cannot keep the body of the request in {self._directory}: {error.strerror}; free some space, "
             "or set [node] tempdir to another disk",
@@ -95,16 +95,16 @@ class BodySpool:
     """
     The body of one request, as it arrives.
 
-    A body is read to its end before its request is answered, so errors are kept until ``check``.
+    A request is answered after its body has arrived, so ``check`` raises errors that occurred before.
 
     Args:
-        expected_bytes: as the request announced; None: not announced.
+        expected_bytes: size that the request announced; None: not announced.
 
     Attributes:
-        size: bytes that arrived.
-        most_bytes: that are accepted; None: as many as the disk has space for; see ``allow``.
-        refused: why the rest is dropped; None: it is not.
-        hasher: is given what arrives; None: nothing is hashed.
+        size: number of bytes that arrived.
+        most_bytes: maximum size, set by ``allow``; None: limited only by the space on the disk.
+        refused: why the body is dropped; None: it is kept.
+        hasher: hashes the bytes as they arrive; None: no hash is needed.
     """
 
     def __init__(self, space: SpoolSpace, expected_bytes: int | None = None) -> None:
@@ -122,7 +122,7 @@ class BodySpool:
             self._attempt(lambda: space.check(expected_bytes))
 
     def allow(self, most_bytes: int) -> None:
-        """Accept a number of bytes; a body that was announced to be longer is refused at once."""
+        """Accept at most this many bytes; a body whose announced size is larger is refused at once."""
         self.most_bytes = most_bytes
         expected_bytes = self._expected_bytes
         if self.refused is None and expected_bytes is not None and expected_bytes > most_bytes:
@@ -130,7 +130,7 @@ class BodySpool:
             self.refuse(BodyRefused(text, 413))
 
     def refuse(self, error: BodyRefused) -> None:
-        """Drop the bytes that have arrived, and all later ones."""
+        """Drop the bytes of the body that have arrived, and all that follow."""
         self.refused = error
         self._drop()
 
@@ -151,7 +151,7 @@ class BodySpool:
 
     def check(self) -> None:
         """
-        Check that the body is complete.
+        Check that the body was not dropped.
 
         Raises:
             BodyRefused: it was dropped.
@@ -164,10 +164,10 @@ class BodySpool:
         Return the whole of a small body.
 
         Args:
-            what: its name in the error.
+            what: what the error message calls the body.
 
         Raises:
-            BodyRefused: it was dropped, or has more than ``most_bytes``.
+            BodyRefused: the body was dropped, or has more than ``most_bytes``.
         """
         self.check()
         if self.size > most_bytes:
@@ -177,7 +177,7 @@ class BodySpool:
         return self.read_at(0, self.size)
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Return a range; it is shorter at the end of the body."""
+        """Return a range of the body; the result is shorter if the range extends beyond the end."""
         if self._fd is None:
             return b"".join(self._pieces)[offset : offset + length]
         found = os.pread(self._fd, length, offset)
@@ -191,10 +191,10 @@ class BodySpool:
     @contextmanager
     def opened(self) -> Iterator[bytes | BinaryIO]:
         """
-        Yield the body for ``Grid.put``: bytes, or a file that is open until the block ends.
+        Yield the body for ``Grid.put``: bytes, or a file that is open until the ``with`` block ends.
 
         Raises:
-            BodyRefused: it was dropped.
+            BodyRefused: the body was dropped.
         """
         self.check()
         if self._fd is None:
@@ -205,7 +205,7 @@ class BodySpool:
                 yield file
 
     def close(self) -> None:
-        """Free the space; a second call does nothing."""
+        """Free the memory or disk space of the body; a second call does nothing."""
         self._closed = True
         self._drop()
 

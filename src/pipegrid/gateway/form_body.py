@@ -1,7 +1,9 @@
 """
-A form with files (``multipart/form-data``), parsed as it arrives, so that they are written only once.
+A form with files (``multipart/form-data``), parsed as it arrives, so that each file is written to disk only
+once.
 
-All files but the first share one ``BodySpool``: however many there are, they take one open file.
+The first file has its own ``BodySpool``; all other files share another one. So the form needs at most two
+open files, however many files it contains.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from pipegrid.transfer.put.source import FileRange, SourceLike
 
 MAX_FIELDS = 100
 MAX_FILES = 10_000
-"""Of one form; their names count as fields."""
+"""Maximum number of files in a form; the bytes of their names count as bytes of fields."""
 
 FILE_FIELD = "file"
 _CHARSET = re.compile(r"[A-Za-z0-9._-]{1,40}\Z")
@@ -30,9 +32,9 @@ class FormFile:
     A file of a form.
 
     Attributes:
-        name: as the client gave it; empty if there is none.
-        body: has its bytes, and of other files than the first also those of others.
-        start, size: where they are in ``body``.
+        name: file name that the client gave; empty if it gave none.
+        body: contains the bytes of this file; all files of the form except the first share one body.
+        start, size: position and length of the file in ``body``, in bytes.
     """
 
     name: str
@@ -42,12 +44,12 @@ class FormFile:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it is a field in which no file was chosen."""
+        """Whether this is a file field for which no file was chosen."""
         return not (self.name or self.size)
 
     @contextmanager
     def opened(self) -> Iterator[SourceLike]:
-        """Yield its bytes for ``Grid.put``, until the block ends."""
+        """Yield the bytes of the file for ``Grid.put``, until the ``with`` block ends."""
         if self.size <= IN_MEMORY_BYTES:
             self.body.check()
             yield self.body.read_at(self.start, self.size)
@@ -62,12 +64,12 @@ class FormBody(BodySpool):
     The body of a request that is a form.
 
     Args:
-        boundary: the separator of its fields.
-        fields_bytes: the most of all fields and names of files.
+        boundary: the text that separates the fields.
+        fields_bytes: maximum size of all fields and file names together.
         expected_bytes: see ``BodySpool``.
 
     Attributes:
-        files: its fields ``file``, in their order.
+        files: the files of the form, in its order.
     """
 
     def __init__(
@@ -106,10 +108,10 @@ class FormBody(BodySpool):
 
     def fields(self) -> dict[str, str]:
         """
-        Return its fields, except the file; call this when the form has arrived.
+        Return the fields of the form, except its files; call this after the form has arrived.
 
         Raises:
-            BodyRefused: it is malformed, or too large.
+            BodyRefused: the form is malformed or too large.
         """
         if self.refused is None:
             try:
@@ -126,16 +128,16 @@ class FormBody(BodySpool):
             raise BodyRefused(f"a field of the form is not valid {charset}", 400) from None
 
     def chosen_files(self) -> list[FormFile]:
-        """Return its files, without a field at the end in which none was chosen."""
+        """Return the files of the form, without a last field for which no file was chosen."""
         return self.files[:-1] if len(self.files) > 1 and self.files[-1].is_empty else self.files
 
     def close(self) -> None:
-        """Free the space; a second call does nothing."""
+        """Free the memory or disk space of the files; a second call does nothing."""
         super().close()
         self._close_files()
 
     def refuse(self, error: BodyRefused) -> None:
-        """Drop the bytes that have arrived, and all later ones."""
+        """Drop the bytes of the form that have arrived, and all that follow."""
         super().refuse(error)
         self._close_files()
 
@@ -190,7 +192,7 @@ class FormBody(BodySpool):
         Count bytes that are held in memory.
 
         Raises:
-            BodyRefused: there are too many.
+            BodyRefused: more bytes are held than ``fields_bytes``.
         """
         self._held_bytes += count
         if self._held_bytes > self._fields_bytes:

@@ -48,10 +48,10 @@ TOKEN_BYTES = 32
 
 class NodeFiles:
     """
-    The files of one gateway in one directory.
+    The node files of one gateway in its directory.
 
     Attributes:
-        token: the content of ``private/api_auth_token``; empty before ``claim``.
+        token: the content of ``private/api_auth_token``; empty until ``claim`` is called.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -61,10 +61,10 @@ class NodeFiles:
 
     def claim(self) -> None:
         """
-        Take the directory for this process, and create a token.
+        Claim the directory for this process, and create a token.
 
         Raises:
-            UsageError: another gateway, or a Tahoe-LAFS node, uses it; or it cannot be written to.
+            UsageError: another gateway or a Tahoe-LAFS node uses the directory, or it is not writable.
         """
         try:
             self._claim = DirectoryClaim(self._directory)
@@ -78,10 +78,10 @@ class NodeFiles:
 
     def announce(self, url: str) -> None:
         """
-        Write the address, once the port is open.
+        Write the gateway's address to ``node.url``; call this when the port is open.
 
         Raises:
-            UsageError: it cannot be written.
+            UsageError: the file cannot be written.
         """
         try:
             self._write(URL_NAME, url, 0o644)
@@ -105,10 +105,13 @@ class NodeFiles:
 log = Logger()
 
 ENDING_S = 20.0
-"""How long requests may take to finish after the gateway was asked to stop."""
+"""How long running requests may take to finish when the gateway stops."""
 
 KEYS_AHEAD = 16
-"""Keys of new directories that are kept ready: restic takes some 12 for a repository and its first backup."""
+"""
+Number of keys for new directories that are generated in advance: restic needs about 12 for a new repository
+and its first backup.
+"""
 
 _LOOK_S = 0.1
 
@@ -125,9 +128,9 @@ class RunningGateway:
         say: called with a sentence for each port that other machines can reach.
 
     Attributes:
-        url: its address; empty before it listens.
-        site: its HTTP server, when it has started.
-        files: the files in its directory.
+        url: address of the gateway; empty until the gateway listens.
+        site: the HTTP server; None until it has started.
+        files: the node files in the gateway's directory.
     """
 
     def __init__(
@@ -151,10 +154,10 @@ class RunningGateway:
 
     async def start(self) -> None:
         """
-        Take the directory, and listen.
+        Claim the directory, and listen.
 
         Raises:
-            UsageError: another process has the directory or the port, or the port is not valid.
+            UsageError: another process uses the directory or the port, or the port is not valid.
         """
         self.files.claim()
         try:
@@ -215,12 +218,15 @@ class RunningGateway:
         return port
 
     async def wait_until_cancelled(self) -> None:
-        """Return when the caller is cancelled, as by SIGTERM and Ctrl-C."""
+        """Return when the caller is cancelled, for example by SIGTERM or Ctrl-C."""
         with suppress(CancelledError):
             await Deferred()
 
     async def stop(self, ending_s: float = ENDING_S) -> None:
-        """Stop listening, give running requests some time, interrupt the rest, and release the directory."""
+        """
+        Stop listening, wait at most ``ending_s`` for running requests, interrupt the others, and release the
+        directory.
+        """
         for port in self._ports:
             await maybeDeferred(port.stopListening)
         self._ports = []
@@ -257,10 +263,10 @@ class RunningGateway:
 
 class GatewayService(MultiService):
     """
-    A gateway with its grid, which starts and stops with its application.
+    A gateway and its grid, started and stopped together with a Twisted application.
 
     Args:
-        failed: called with the exception if it cannot start.
+        failed: called with the exception if the gateway cannot start.
     """
 
     def __init__(
@@ -296,7 +302,7 @@ class GatewayService(MultiService):
         log.info("listening at {url}", url=self.gateway.url)
 
     def stopService(self) -> Deferred[None]:
-        """Stop; fires when everything has ended."""
+        """Stop the gateway and close the grid; the Deferred fires when both have ended."""
         super().stopService()
         return Deferred.fromCoroutine(self._stop())
 
@@ -310,7 +316,9 @@ class GatewayService(MultiService):
 
 
 def url_of(address: Any) -> str:
-    """Return the URL at which a port is reached from this machine; of a Unix socket, its path."""
+    """
+    Return the URL at which this machine reaches a port; for a Unix socket, return ``unix:`` and its path.
+    """
     path = getattr(address, "name", None)
     if path is not None:
         return f"unix:{path.decode() if isinstance(path, bytes) else path}"

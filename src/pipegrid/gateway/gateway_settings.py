@@ -1,7 +1,7 @@
 """
-The settings of a gateway, from its directory and from command options.
+The settings of a gateway, read from its directory and from command options.
 
-The directory's ``tahoe.cfg`` or ``pipegrid.cfg`` has Tahoe-LAFS's settings:
+These settings of Tahoe-LAFS are read from the directory's ``tahoe.cfg`` or ``pipegrid.cfg``:
 
     [node]   web.port, web.static, tempdir
     [sftpd]  enabled, port, accounts.file, host_pubkey_file, host_privkey_file
@@ -20,7 +20,7 @@ from pipegrid.grid.strict_config import SettingsFile, read_config
 
 DEFAULT_PORT = "tcp:3456:interface=127.0.0.1"
 PASSWORDS_NAME = "private/.htpasswd"
-"""Of restic's users, unless another file is named."""
+"""Default password file of restic's users, relative to the gateway's directory."""
 
 DEFAULT_SFTP_PORT = "tcp:8022:interface=127.0.0.1"
 
@@ -28,23 +28,25 @@ DEFAULT_SFTP_PORT = "tcp:8022:interface=127.0.0.1"
 @attrs.frozen
 class GatewayLimits:
     """
-    Limits of all clients together.
+    Limits for all clients together.
 
     Attributes:
-        connections: open at a time; a further one closes the one that was idle the longest.
-        idle_s: a connection without a request, or a body of which nothing arrives, is closed after this time.
-        head_s: the whole head of a request must arrive within this time.
+        connections: maximum number of open connections; a new one closes the one that has been idle the
+            longest.
+        idle_s: time limit of a connection without a request, and of a body of which no byte arrives.
+        head_s: time limit for the whole head of a request.
         stalled_s: a client that reads nothing of a response for this long is disconnected.
-        unread_bytes: of responses, held for clients that have stopped reading; beyond that those that stopped
-            first are disconnected.
-        form_bytes: of a form's fields, except its file.
-        text_bytes: of a request body that is a cap.
-        children_bytes: of a request body that is JSON.
-        mutable_bytes: of a mutable file that is written whole, or of a change at an offset, which are held in
-            memory.
-        downloads: of more than 256 KiB, fetched at the same time; they take turns.
-        archives: of directories, sent at the same time.
-        spare_bytes: of the disk, which request bodies leave free.
+        unread_bytes: maximum of response bytes held for clients that have stopped reading; above this, the
+            client that stopped first is disconnected.
+        form_bytes: maximum size of a form's fields, without its files.
+        text_bytes: maximum size of a request body that is a cap.
+        children_bytes: maximum size of a request body that is JSON.
+        mutable_bytes: maximum size of a mutable file that is written whole, or of a change at an offset; both
+            are held in memory.
+        downloads: how many files of more than 256 KiB are fetched at the same time; others wait for their
+            turn.
+        archives: how many archives of directories are sent at the same time.
+        spare_bytes: disk space that request bodies leave free.
     """
 
     connections: int = 2000
@@ -64,12 +66,12 @@ class GatewayLimits:
 @attrs.frozen
 class SftpSettings:
     """
-    Where the SFTP server listens, and its files.
+    The port and the files of the SFTP server.
 
     Attributes:
-        port: a Twisted endpoint.
-        accounts: the file of accounts.
-        public_key, private_key: files of the host key, in OpenSSH's formats; created if missing.
+        port: a Twisted endpoint description.
+        accounts: path of the accounts file.
+        public_key, private_key: paths of the host key, in OpenSSH's formats; created if missing.
     """
 
     port: str
@@ -84,11 +86,11 @@ class ResticSettings:
     What clients may do with repositories of restic.
 
     Attributes:
-        password_file: users and passwords, as ``htpasswd`` writes them; while it does not exist, no client
-            has access.
-        append_only: only locks can be removed.
-        private_repositories: users have access only to repositories below their own names.
-        no_auth: no passwords are required: all clients of this machine have access, and no others.
+        password_file: users and password hashes, as ``htpasswd`` writes them; while the file does not exist,
+            no client has access.
+        append_only: clients can remove locks, but no other objects.
+        private_repositories: a user has access only to repositories below the user's own name.
+        no_auth: no password is required; only clients on this machine have access.
     """
 
     password_file: Path | None = None
@@ -103,12 +105,12 @@ class GatewaySettings:
     The settings of a gateway.
 
     Attributes:
-        directory: of the client; ``node.url`` and the token are written there.
-        port: a Twisted endpoint.
-        static: the directory that ``/static`` shows.
-        temporary: the directory of request bodies that are too large for memory.
-        hosts: names, in lower case, that requests may give as ``Host`` in addition to loopback's.
-        sftp: None: no SFTP.
+        directory: the client's directory; ``node.url`` and the token are written to it.
+        port: a Twisted endpoint description.
+        static: directory whose files are served below ``/static``.
+        temporary: directory for request bodies that are too large for memory.
+        hosts: names, in lower case, that are accepted in ``Host`` in addition to those of loopback.
+        sftp: settings of SFTP; None: no SFTP server.
     """
 
     directory: Path
@@ -131,18 +133,19 @@ def load_settings(
     restic: ResticSettings | None = None,
 ) -> GatewaySettings:
     """
-    Return the settings in a directory.
+    Return the settings of a gateway in a directory.
 
     Args:
-        port: takes precedence over the directory's; a number alone is a port of the loopback interface.
+        port: replaces the port that the directory configures; a number alone is a TCP port of the loopback
+            interface.
         hosts, restic: see ``GatewaySettings``.
 
     Raises:
-        UsageError: a setting is impossible.
+        UsageError: a setting is not valid.
     """
     _, parser = read_config(directory)
     given = _text(parser, "node", "web.port") if port is None else port.strip()
-    if port is not None and given.isdecimal():  # unlike in Tahoe-LAFS's setting
+    if port is not None and given.isdecimal():  # in ``web.port``, a number means all interfaces
         given = f"tcp:{given}:interface=127.0.0.1"
     restic = restic or ResticSettings()
     if restic.password_file is None:
@@ -159,7 +162,10 @@ def load_settings(
 
 
 def endpoint_of(text: str) -> str:
-    """Return the Twisted endpoint for a setting; a number is a TCP port, as in Tahoe-LAFS."""
+    """
+    Return the Twisted endpoint description for a setting; as in Tahoe-LAFS, a number is a TCP port on all
+    interfaces.
+    """
     text = text.strip()
     return f"tcp:{text}" if re.match("[0-9]", text) else text
 

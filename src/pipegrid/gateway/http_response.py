@@ -1,9 +1,9 @@
 """
-Responses: a status with a text or JSON, work that returns one, and responses that are written piece by piece;
-and errors of the web API: the status and text of each exception.
+HTTP responses, whole or written in pieces, and the status and text with which the web API reports each
+exception.
 
-A client that disconnects cancels the work that its request has started. Clients compare words of Tahoe-LAFS's
-texts, which come first: ``NotEnoughSharesError:``, ``No such child:``.
+A client that disconnects cancels the work that its request started. Some clients search error texts for
+Tahoe-LAFS's words, so these come first: ``NotEnoughSharesError:``, ``No such child:``.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from pipegrid.reactor.deferreds import Waiters, start_cancellable
 
 class WebError(PipegridError):
     """
-    A request that gets an error as response.
+    An error that is sent as the response to a request.
 
     Attributes:
-        status: of the response.
-        headers: further ones.
+        status: HTTP status of the response.
+        headers: additional headers of the response.
     """
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
@@ -56,12 +56,12 @@ class WebError(PipegridError):
 
 
 def no_such_child(name: str) -> WebError:
-    """Return the error for a name that is not in its directory."""
+    """Return the error for a name that does not exist in a directory."""
     return WebError(404, f"No such child: {printable(name)}")
 
 
 def problem_of(error: BaseException) -> WebError:
-    """Return an exception as the error that its request gets as response."""
+    """Return the ``WebError`` that reports an exception to the client."""
     if isinstance(error, WebError):
         return error
     if isinstance(error, BodyRefused):
@@ -88,7 +88,7 @@ _PROBLEMS: tuple[tuple[type[PipegridError], int, str], ...] = (
     (SourceError, 507, ""),
     (PipegridError, 500, ""),
 )
-"""Of other errors the status, and the beginning of the text; the first that fits counts."""
+"""Exception class, HTTP status and beginning of the text; the first class that matches is used."""
 
 
 def _not_enough(error: NotEnoughSharesError) -> str:
@@ -103,7 +103,7 @@ def _not_enough(error: NotEnoughSharesError) -> str:
 
 TEXT = "text/plain;charset=utf-8"
 JSON_OF_OBJECTS = "text/plain;charset=utf-8"
-"""The media type that Tahoe-LAFS sends with JSON of objects."""
+"""Media type with which Tahoe-LAFS sends JSON about objects."""
 
 log = Logger()
 
@@ -114,8 +114,8 @@ class HttpResponse:
     A response to a request.
 
     Attributes:
-        body: text is sent in UTF-8.
-        headers: further ones, by name.
+        body: a text is sent as UTF-8.
+        headers: additional headers, by name.
     """
 
     body: str | bytes = b""
@@ -130,18 +130,18 @@ class HttpResponse:
 
 
 def json_text(value: object) -> str:
-    """Return JSON as Tahoe-LAFS writes it for objects: ASCII, indented by one blank, with a line end."""
+    """Return JSON as Tahoe-LAFS writes it for objects: ASCII, indented by one space, with a final newline."""
     return json.dumps(value, indent=1) + "\n"
 
 
 def redirect(location: str, status: int = 302) -> HttpResponse:
-    """Return a redirection; ``location`` is percent-encoded where necessary."""
+    """Return a redirect to ``location``, which is percent-encoded where necessary."""
     safe = quote(location, safe="/:?&=%#@+,;!$'()*~[]-._")
     return HttpResponse(f"The document is at {safe}\n", status, headers={"Location": safe})
 
 
 def send(request: Any, response: HttpResponse) -> None:
-    """Send a response to a request, and finish it."""
+    """Send a complete response to a request."""
     data = response.data
     request.setResponseCode(response.status)
     for name, value in response.headers.items():
@@ -157,7 +157,7 @@ def send(request: Any, response: HttpResponse) -> None:
 
 
 def plain_problem(request: Any, problem: WebError) -> HttpResponse:
-    """Return the response of an error for programs: text."""
+    """Return the response that reports an error to a program, as text."""
     return HttpResponse(str(problem), problem.status, TEXT, problem.headers)
 
 
@@ -168,10 +168,10 @@ def respond(
     explain: Callable[[Any, WebError], HttpResponse] = plain_problem,
 ) -> int:
     """
-    Answer a request with the result of work, or with its error; for ``IResource.render``.
+    Answer a request with the result or the error of a coroutine; for use in ``IResource.render``.
 
     Args:
-        work: returns None if it has written the response itself, and finished it.
+        work: returns the response; None if it has written and finished the response itself.
         clock: the reactor as a source of time.
         explain: returns the response for an error.
     """
@@ -198,7 +198,7 @@ def respond(
 
 
 def _fail(request: Any, failure: Failure, explain: Callable[[Any, WebError], HttpResponse]) -> None:
-    """Answer with an error or, if the response has begun, close the connection."""
+    """Send an error as response; if a response has begun already, close the connection."""
     if request.startedWriting:
         log.info("a response ended before its end: {error}", error=str(failure.value))
         request.abort()
@@ -216,13 +216,13 @@ def _fail(request: Any, failure: Failure, explain: Callable[[Any, WebError], Htt
 @implementer(IPushProducer)
 class ResponseStream:
     """
-    Writes a response piece by piece, as fast as its client reads.
+    Writes a response in pieces, as fast as the client reads.
 
     Args:
         request: twisted.web's request.
 
     Attributes:
-        has_begun: whether a piece was written; until then another response can be sent instead.
+        has_begun: whether a piece was written; until then, another response can be sent instead.
     """
 
     def __init__(self, request: Any) -> None:
@@ -233,19 +233,19 @@ class ResponseStream:
         self.has_begun = False
 
     def write(self, data: bytes) -> None:
-        """Write a piece; if the response may be long, call ``ready`` first."""
+        """Write a piece of the response; if the response may be long, await ``ready`` before each piece."""
         if not self.has_begun:
             self.has_begun = True
             self._request.registerProducer(self, True)
         self._request.write(data)
 
     async def ready(self) -> None:
-        """Return when the client has read most of the pieces written so far."""
+        """Return as soon as the client has read most of what was written."""
         while self._paused:
             await self._resumed.wait()
 
     def follow(self, producer: IPushProducer | None) -> None:
-        """Pause a producer of pieces while the client reads slowly; None: there is no producer any more."""
+        """Pause this producer of pieces while the client reads slowly; None ends this."""
         self._producer = producer
         if producer is not None and self._paused:
             producer.pauseProducing()
@@ -257,7 +257,7 @@ class ResponseStream:
         self._request.finish()
 
     def pauseProducing(self) -> None:
-        """See ``IPushProducer``; the client reads more slowly than pieces are written."""
+        """See ``IPushProducer``; the client reads more slowly than the pieces are written."""
         self._paused = True
         if self._producer is not None:
             self._producer.pauseProducing()
@@ -270,5 +270,5 @@ class ResponseStream:
             self._producer.resumeProducing()
 
     def stopProducing(self) -> None:
-        """See ``IPushProducer``; the client has disconnected, and ``respond`` cancels the work."""
+        """See ``IPushProducer``; the client has disconnected, so ``respond`` cancels the work."""
         self.resumeProducing()

@@ -1,8 +1,8 @@
 """
-The HTTP server of the gateway: limits of requests, checks of their heads, default headers, and a log.
+The gateway's HTTP server: limits of requests, checks of request heads, default headers, and the access log.
 
-``GatewayLimits`` has the limits. ``twisted.web`` reads a body to its end before a request is handled; here a
-body goes to a ``BodySpool``, and ``web_api.web_arguments`` parses forms.
+``GatewayLimits`` has the limits. A ``BodySpool`` collects the body of a request, which is handled when the
+body is complete. ``web_api.web_arguments`` parses forms.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ from pipegrid.reactor.deferreds import Timer
 from pipegrid.reactor.tcp_transport import send_written, socket_of, unsent_bytes
 
 MAX_HEAD_BYTES = 64 << 10
-"""Of a request line with all headers: a name of 5000 characters may take 45 kB."""
+"""Maximum size of a request line with all headers: a file name of 5000 characters may take 45 kB."""
 
 MAX_HEADERS = 100
 
 MAX_EARLY_BYTES = 16 << 10
-"""Of further requests, read from a client while it is answered."""
+"""Maximum size of further requests that are read from a client before its current request is answered."""
 
 LINGER_S = 2.0
-"""How long a client whose head is refused may go on sending, so that it reads why."""
+"""
+How long a client may go on sending after its request head was refused, so that it can read the response.
+"""
 
 HEADERS = (
     (b"x-frame-options", b"DENY"),
@@ -53,7 +55,7 @@ HEADERS = (
         b"default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'",
     ),
 )
-"""Of every response; a resource may replace them."""
+"""Headers of every response; a resource may replace them."""
 
 SHOWN = frozenset(
     {
@@ -68,34 +70,34 @@ SHOWN = frozenset(
         b"helper_status",
     }
 )
-"""First parts of paths that the log shows; other paths contain capabilities, or mistyped ones."""
+"""First parts of paths that the log shows; other paths contain caps, perhaps mistyped."""
 
 log = Logger()
 
 
 @runtime_checkable
 class LooksAtHeads(Protocol):
-    """A resource of the root that may refuse bodies before they arrive."""
+    """A resource below ``/`` that may refuse a request body before the body arrives."""
 
     def look_at_head(
         self, method: bytes, path: bytes, headers: Headers, length: int | None, body: BodySpool
     ) -> None:
         """
-        Refuse a body, or allow a number of bytes, or do nothing.
+        Refuse the body of a request, set its maximum size, or do nothing.
 
         Args:
-            path: with its query.
-            length: announced, in bytes; None: not announced.
+            path: path of the request, with its query.
+            length: size of the body that the request announced, in bytes; None: not announced.
         """
 
 
 class GatewayRequest(Request):
     """
-    One request.
+    One request to the gateway.
 
     Attributes:
-        body: its body, when it is rendered.
-        has_head, is_whole: its head, and its body, have arrived.
+        body: the request body; complete when the request is rendered.
+        has_head, is_whole: whether the head, and the body, have arrived.
     """
 
     defaultContentType = b"text/plain;charset=utf-8"
@@ -110,7 +112,7 @@ class GatewayRequest(Request):
         self.has_head = self.is_whole = False
 
     def gotLength(self, length: int | None) -> None:
-        """Check the head, and prepare for the body."""
+        """Check the head of the request, and create the ``BodySpool`` for its body."""
         channel = self.channel
         self.has_head = True
         self.body = self.content = self._new_body(channel, length)
@@ -146,7 +148,7 @@ class GatewayRequest(Request):
         )
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
-        """Answer, since all has arrived; forms are left to those who want them."""
+        """Handle the request, which has arrived completely; handlers parse forms themselves."""
         self.is_whole = True
         self.method, self.uri, self.clientproto = command, path, version
         self.path, _, query = path.partition(b"?")
@@ -154,7 +156,7 @@ class GatewayRequest(Request):
         self.process()
 
     def process(self) -> None:
-        """Find the resource, unless the request was refused by its head."""
+        """Find the resource for the request; if its body was refused, send the error instead."""
         for name, value in HEADERS:
             self.setHeader(name, value)
         refused = self.body.refused
@@ -165,25 +167,25 @@ class GatewayRequest(Request):
         super().process()
 
     def processingFailed(self, reason: Failure) -> Failure:
-        """Answer a request that failed before its work began, and log why."""
+        """Answer a request whose resource raised an exception, and log the exception."""
         log.failure("a request failed", reason)
         self.setHeader(b"connection", b"close")
         send(self, problem_response(self, problem_of(Exception())))
         return reason
 
     def unregisterProducer(self) -> None:
-        """Forget the producer of the response; the client may have gone already."""
+        """Remove the producer of the response; the connection may be closed already."""
         if self.channel is None:
             self.producer = None
         else:
             super().unregisterProducer()
 
     def abort(self) -> None:
-        """Close the connection, so that the client sees that the response is incomplete."""
+        """Close the connection, which shows the client that the response is incomplete."""
         self.transport.abortConnection()
 
     def log_line(self) -> dict[str, Any]:
-        """Return the fields of the log, which contain no secret."""
+        """Return the fields of the request's line in the log; they contain no secret."""
         clock: IReactorTime = self.channel.site.clock
         return {
             "method": self.method.decode("ascii", "replace")[:10],
@@ -195,7 +197,7 @@ class GatewayRequest(Request):
 
 
 def shown_path(path: bytes) -> str:
-    """Return a path for the log, without capabilities and names in directories."""
+    """Return a path for the log, without caps and without names of children."""
     first, slash, rest = path[1:].partition(b"/")
     if first in SHOWN:
         return "/" + first.decode("ascii") + ("/[CENSORED]" if rest else slash.decode("ascii"))
@@ -210,9 +212,9 @@ class GatewayChannel(HTTPChannel):
     One connection.
 
     Attributes:
-        used_s: the time of the last activity.
-        unread_bytes: of responses, written since the client stopped reading.
-        stalled_s: the time when it last stopped.
+        used_s: time of the last activity, by the clock.
+        unread_bytes: response bytes written since the client stopped reading.
+        stalled_s: time when the client last stopped reading, by the clock.
     """
 
     site: GatewaySite
@@ -237,16 +239,16 @@ class GatewayChannel(HTTPChannel):
 
     @property
     def method(self) -> bytes:
-        """The method of the request whose head has just arrived."""
+        """The method of the request whose head has arrived last."""
         return bytes(self._command)
 
     @property
     def path(self) -> bytes:
-        """The path and query of the same request."""
+        """The path and query of the request whose head has arrived last."""
         return bytes(self._path)
 
     def connectionMade(self) -> None:
-        """Begin to listen to the client."""
+        """Add the connection to the site's open connections, and set its time limits."""
         limits, clock = self.site.limits, self.site.clock
         self.used_s = clock.seconds()
         self._head = Timer(clock, self.abort)
@@ -258,7 +260,7 @@ class GatewayChannel(HTTPChannel):
         super().connectionMade()
 
     def dataReceived(self, data: bytes) -> None:
-        """Read input; a head must be complete in time, however slowly it arrives."""
+        """Read input; the whole head of a request must arrive within ``head_s``."""
         self.used_s = self.site.clock.seconds()
         if self._refused:
             return
@@ -275,20 +277,23 @@ class GatewayChannel(HTTPChannel):
             self.abort()
 
     def _keep(self, data: bytes) -> None:
-        """Keep input, and read no more, until the client has read the responses of earlier requests."""
+        """Keep input, and read no more until the client has read the responses to its earlier requests."""
         self._kept.append(data)
         self.transport.pauseProducing()
 
     def allHeadersReceived(self) -> None:
-        """The head is complete; its time limit ends."""
+        """Handle the complete head of a request; the time limit for the head ends."""
         self._in_head = False
         self._head_bytes = self._head_lines = 0
         self._head.stop()
         super().allHeadersReceived()
 
     def _send100Continue(self) -> None:
-        """The client waits before it sends the body: ask for it or, if it is refused, answer at once."""
-        if self.length == 0:  # there is no body to wait for
+        """
+        Ask for the body, since the client waits before it sends the body; if it is refused, send the error at
+        once.
+        """
+        if self.length == 0:  # the client sends no body
             return
         request = self.requests[-1]
         if request.body.refused is None:
@@ -298,42 +303,43 @@ class GatewayChannel(HTTPChannel):
         request.requestReceived(self.method, self.path, self._version)
 
     def lineReceived(self, line: bytes) -> None:
-        """Read a line of a head, unless the connection is refused."""
+        """Read a line of a request head, unless the connection is refused."""
         self._head_bytes += len(line)
         self._head_lines += 1
         if not self._refused:
             super().lineReceived(line)
 
     def lineLengthExceeded(self, line: bytes) -> None:
-        """A line is longer than a whole head may be."""
+        """Refuse a line that is longer than a whole head may be."""
         self._refuse(_TOO_LARGE, _TOO_LONG)
 
     def rawDataReceived(self, data: bytes) -> None:
-        """Read a part of a body, unless its request has been answered."""
+        """Read a part of a body, unless the request has been answered."""
         if not self.requests or self._refused:
             return
         if self._is_answering:
             self._early_bytes += len(data)
             if self._early_bytes > MAX_EARLY_BYTES:
-                # Twisted does the same, but not if the client has stopped reading its response.
+                # Twisted pauses the transport as well, but not while the client has stopped reading the
+                # response.
                 self.transport.pauseProducing()
         super().rawDataReceived(data)
 
     @property
     def _is_answering(self) -> bool:
-        """Whether a request has arrived whole, and its response is not complete."""
+        """Whether a request has arrived completely and is not answered completely."""
         return bool(self.requests and self.requests[0].is_whole)
 
     def requestDone(self, request: Any) -> None:
-        """A response is complete; the connection is idle."""
+        """Begin the next request of the client, or wait for it, since a response is complete."""
         self.used_s = self.site.clock.seconds()
         self._early_bytes = 0
         super().requestDone(request)
         if self._stopped_reading and (rest := self.clearLineBuffer()):
-            self._keep(rest)  # requests without bodies, which arrived together with this one
+            self._keep(rest)  # further requests, which arrived together with this one
 
     def write(self, data: bytes) -> None:
-        """Write to the client; what it does not read counts."""
+        """Write to the client; what is written after the client has stopped reading counts as unread."""
         super().write(data)
         self._count_unread(len(data))
 
@@ -348,7 +354,9 @@ class GatewayChannel(HTTPChannel):
             self.site.hold_unread(self, size)
 
     def pauseProducing(self) -> None:
-        """The client reads more slowly than it is sent to; if it stops reading, it is disconnected."""
+        """
+        Note that the client reads too slowly; if it reads nothing for ``stalled_s``, it is disconnected.
+        """
         self._stopped_reading = True
         self.stalled_s = self.site.clock.seconds()
         self._stall.set(self.site.limits.stalled_s)
@@ -356,7 +364,7 @@ class GatewayChannel(HTTPChannel):
         super().pauseProducing()
 
     def _stalled(self) -> None:
-        """Disconnect the client, unless it has read some of a response since this was called last."""
+        """Disconnect the client, unless it has read some bytes since the last call."""
         before, self._unsent_bytes = self._unsent_bytes, unsent_bytes(self.transport)
         if 0 < self._unsent_bytes < before:
             self._stall.set(self.site.limits.stalled_s)
@@ -364,14 +372,14 @@ class GatewayChannel(HTTPChannel):
             self.abort()
 
     def timeoutConnection(self) -> None:
-        """Close an idle connection, but not yet one whose client has a response to read."""
+        """Close an idle connection; if its client still has a response to read, wait once more."""
         if self._stopped_reading:
             self.setTimeout(self.timeOut)
         else:
             super().timeoutConnection()
 
     def resumeProducing(self) -> None:
-        """The client has read some bytes."""
+        """Continue, since the client has read what was written."""
         self._stall.stop()
         self._stopped_reading = False
         self.site.release_unread(self)
@@ -381,7 +389,7 @@ class GatewayChannel(HTTPChannel):
             self.dataReceived(kept)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """Forget the client, and cancel its requests."""
+        """Remove the connection from the site, and cancel its requests."""
         self._head.stop()
         self._stall.stop()
         self.site.channels.pop(self, None)
@@ -392,9 +400,12 @@ class GatewayChannel(HTTPChannel):
         super().connectionLost(reason)
 
     def readConnectionLost(self) -> None:
-        """The client sends no more; if its request is incomplete, it may still read why that is refused."""
+        """
+        Handle a client that sends no more; if its request is incomplete, send the error, which it may still
+        read.
+        """
         if self._refused:
-            self.transport.loseConnection()  # after what is still to be sent
+            self.transport.loseConnection()  # after the error is sent
         elif not self.requests or self.requests[-1].is_whole:
             self.abort()
         else:
@@ -402,7 +413,7 @@ class GatewayChannel(HTTPChannel):
             self._refuse(_BAD, text, sends_on=False)
 
     def writeConnectionLost(self) -> None:
-        """Do nothing; the connection is about to end."""
+        """Do nothing: the connection is about to end."""
 
     def abort(self) -> None:
         """Close the connection at once."""
@@ -419,7 +430,7 @@ class GatewayChannel(HTTPChannel):
 
     def _refuse(self, status: bytes, text: str, sends_on: bool = True) -> None:
         """
-        Answer, and drop what else arrives: to close at once could destroy the answer.
+        Send an error, and drop what the client still sends; an immediate close could destroy the error.
 
         Args:
             sends_on: whether the client may send more.
@@ -450,7 +461,7 @@ _TOO_LONG = (
 
 class GatewaySite(Site):
     """
-    Makes connections, a limited number.
+    Accepts connections, up to a maximum number.
 
     Args:
         root: the resource of ``/``.
@@ -458,12 +469,12 @@ class GatewaySite(Site):
 
     Attributes:
         channels: open connections.
-        downloads: the turns of large downloads.
-        archives: those that are being sent; further ones are refused.
-        uploads: that pages watch.
-        unread_bytes: of responses, written to clients that have stopped reading.
-        accepted, refused: connections, ever.
-        served: requests by status, ever.
+        downloads: limits how many large downloads are fetched at the same time.
+        archives: limits how many archives are sent at the same time; a further one is refused.
+        uploads: progress of the uploads that pages watch.
+        unread_bytes: response bytes written to clients that have stopped reading.
+        accepted, refused: number of connections since the start.
+        served: number of answered requests since the start, by status.
     """
 
     displayTracebacks = False
@@ -492,7 +503,7 @@ class GatewaySite(Site):
         self._tell = tell or log.info
 
     def buildProtocol(self, addr: IAddress | None) -> Any:
-        """Return a connection; None: there are too many, and all are in use."""
+        """Return a new connection; None if the maximum number is open and all have requests."""
         if len(self.channels) >= self.limits.connections and not self._make_space():
             self.refused += 1
             return None
@@ -512,8 +523,8 @@ class GatewaySite(Site):
         """
         Count bytes that were written to a client that has stopped reading.
 
-        If all such clients together take too much memory, the one that stopped first is disconnected; never
-        the last one, since a single response may be larger.
+        If the bytes for all these clients exceed ``unread_bytes``, the client that stopped first is
+        disconnected. The last such client stays connected, since a single response may exceed the limit.
         """
         channel.unread_bytes += size
         self.unread_bytes += size
@@ -529,7 +540,10 @@ class GatewaySite(Site):
             first.abort()
 
     def _deduct_read(self, channel: GatewayChannel) -> None:
-        """A client may have read most of a response: what its socket has taken is not held any more."""
+        """
+        Subtract a client's response bytes that the operating system has taken: they are not in this process's
+        memory any more.
+        """
         socket = socket_of(channel.transport)
         if socket is not None:
             read_bytes = max(0, channel.unread_bytes - unsent_bytes(socket))
@@ -537,14 +551,14 @@ class GatewaySite(Site):
             self.unread_bytes -= read_bytes
 
     def release_unread(self, channel: GatewayChannel) -> None:
-        """A client has read all that was sent to it, or has gone."""
+        """Subtract all unread bytes of a client that has read everything or has disconnected."""
         self.unread_bytes -= channel.unread_bytes
         channel.unread_bytes = 0
 
     def look_at_head(
         self, method: bytes, path: bytes, headers: Headers, length: int | None, body: BodySpool
     ) -> None:
-        """Let the resource of a path refuse a body before it arrives."""
+        """Let the resource that handles a path refuse a request body before the body arrives."""
         first = path.split(b"?")[0].split(b"/", 2)[1:2]
         resource: Any = self.resource
         part = resource.children.get(first[0]) if first else None
@@ -564,17 +578,17 @@ class GatewaySite(Site):
 
     @property
     def running(self) -> list[Any]:
-        """Requests that are being read or handled."""
+        """Requests that are being received or handled."""
         return [request for channel in self.channels for request in channel.requests]
 
     def log(self, request: Any) -> None:
-        """Log a request that was answered."""
-        send_written(request.transport)  # the client need not wait for the log
+        """Log a request that was answered, and count it."""
+        send_written(request.transport)  # the client need not wait until the log is written
         self.served[request.code] = self.served.get(request.code, 0) + 1
         self._tell("{method} {path} {status} {bytes} B {ms} ms", **request.log_line())
 
     def log_interrupted(self, channel: GatewayChannel, request: GatewayRequest) -> None:
-        """Log a request whose client left before its body was whole, or before the response was."""
+        """Log a request whose client disconnected before the request or the response was complete."""
         if request.is_whole:
             self._tell("{method} {path} interrupted after {bytes} B {ms} ms", **request.log_line())
         elif request.has_head:

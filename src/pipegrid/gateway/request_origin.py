@@ -1,6 +1,5 @@
 """
-Protection against requests that pages of other sites make a browser send: decisions from a request's head;
-pure.
+Protection against requests that pages of other sites make a browser send: decides by the head of a request.
 """
 
 from __future__ import annotations
@@ -27,19 +26,18 @@ def refusal(
     """
     Return why a request is refused; None: it is accepted.
 
-    A page of another site can make a browser send requests to the gateway. Three rules stop it:
+    A page of another site can make a browser send requests to the gateway. Three rules protect the gateway:
 
-    * A name in ``Host`` that is not the gateway's is refused, so that an attacker's name cannot resolve to
-      the
-      gateway (DNS rebinding).
+    * A ``Host`` that is not a name of the gateway is refused, so an attacker cannot make another name resolve
+      to the gateway (DNS rebinding).
     * A request that changes something is refused if ``Origin`` or ``Sec-Fetch-Site`` names another site.
     * A page of another site may link to the gateway, but cannot embed anything from it.
 
-    Programs other than browsers send none of these headers.
+    Programs other than browsers do not send ``Origin`` and ``Sec-Fetch-*``.
 
     Args:
         hosts, origins, fetch_sites: all values of ``Host``, ``Origin`` and ``Sec-Fetch-Site``.
-        fetch_mode: of ``Sec-Fetch-Mode``.
+        fetch_mode: the value of ``Sec-Fetch-Mode``.
         known: names of the gateway, in lower case, in addition to those of loopback.
     """
     if len(hosts) > 1:
@@ -57,7 +55,7 @@ def refusal(
     host = hosts[0].lower() if hosts else b""
     own = [b"http://" + host, b"https://" + host]
     if fetch_sites and not foreign_site:
-        # Forms of the gateway's own pages have it, since these send no referrer.
+        # Forms of the gateway's own pages send ``Origin: null``, since these pages send no referrer.
         own.append(b"null")
     if foreign_site or any(origin.lower() not in own for origin in origins):
         return "a page of another site may not change anything through the gateway"
@@ -65,7 +63,7 @@ def refusal(
 
 
 def host_name(value: bytes) -> str | None:
-    """Return the name or address in a ``Host`` header, in lower case; None if it is malformed."""
+    """Return the name or address in a ``Host`` header, in lower case; None if the header is malformed."""
     match = _HOST.match(value.strip())
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""The root of the site: which resource handles which first part of a path; and what watches a gateway."""
+"""The root of the gateway's site: the resource for each first part of a path; and what monitors a gateway."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def root_resource(
     Return the resource of ``/`` with everything below it.
 
     Args:
-        further: resources by the first part of the path, such as ``b"status"``; empty for ``/`` itself.
+        further: additional resources, by the first part of the path, such as ``b"status"``; the key for ``/``
+            itself is empty.
     """
     root = _Root(grid, settings)
     objects = object_resource(grid, settings, operation_posts(handles))
@@ -71,14 +72,14 @@ async def _nothing(_: ApiRequest) -> HttpResponse | None:
 
 class Monitoring:
     """
-    The parts of one gateway that monitor it, and its operations.
+    What monitors one gateway, and the operations that it runs for clients.
 
     Args:
-        token: returns the secret of ``/private``.
+        token: returns the secret that ``/private`` requires.
 
     Attributes:
-        servers: their states.
-        handles: operations by handle.
+        servers: the states of the servers.
+        handles: operations, by handle.
         private: the resource of ``/private``.
     """
 
@@ -96,11 +97,11 @@ class Monitoring:
         self, responses: Callable[[], Mapping[int, int]], connections: Callable[[], int]
     ) -> dict[bytes, IResource]:
         """
-        Return the resources that show its state, by the first part of the path.
+        Return the resources that show the gateway's state, by the first part of the path.
 
         Args:
             responses: returns the number of responses by status.
-            connections: returns how many connections are open.
+            connections: returns the number of open connections.
         """
         grid = self._grid
         collector = GatewayCollector(
@@ -116,7 +117,7 @@ class Monitoring:
         }
 
     def close(self) -> None:
-        """Cancel running operations, and close the connections that read the log."""
+        """Cancel running operations and server queries, and close the connections of log readers."""
         self.handles.close()
         self.servers.close()
         self.private.close()

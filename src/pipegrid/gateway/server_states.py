@@ -15,14 +15,14 @@ from pipegrid.transfer.results import ServerStatus
 from pipegrid.tree.tree_grid import Grid
 from pipegrid.wire.storage_messages import ServerIdentity
 
-# Servers are queried when a client asks, at most every ``FRESH_S``. Recent states are returned at once; for
-# older ones the servers get ``ANSWER_S`` to respond, so an unreachable server delays a client by no more than
-# that.
+# Servers are queried when a client asks for their states, at most every ``FRESH_S``. States that are less
+# than ``STALE_S`` old are returned at once. If they are older, the client waits up to ``ANSWER_S`` for
+# responses, so an unreachable server delays it by no more than that.
 
 FRESH_S = 10.0
 STALE_S = 30.0
 ANSWER_S = 2.0
-"""How long a client waits for servers that have not responded recently."""
+"""How long a client waits for the responses of servers if the known states are old."""
 
 log = Logger()
 
@@ -30,11 +30,11 @@ log = Logger()
 @attrs.define
 class ServerState:
     """
-    One server.
+    The state of one server.
 
     Attributes:
-        status: its last response, or why there is none; None: not queried yet.
-        heard_s: when it last responded, in seconds since 1970; None: never.
+        status: the server's last response, or why it did not respond; None: not queried yet.
+        heard_s: when the server last responded, in seconds since 1970; None: never.
     """
 
     identity: ServerIdentity
@@ -43,12 +43,12 @@ class ServerState:
 
     @property
     def is_connected(self) -> bool:
-        """Whether it responded to the last query."""
+        """Whether the server responded to the last query."""
         return self.status is not None and self.status.reachable
 
     @property
     def connection_text(self) -> str:
-        """How it is reached, or why not; clients count texts that begin with "Connected"."""
+        """How the server is connected, or why not; clients count texts that begin with "Connected"."""
         status = self.status
         if status is None:
             return "Trying to connect"
@@ -62,10 +62,10 @@ class ServerState:
 
 class ServerStates:
     """
-    The states of the servers of a grid.
+    The states of a grid's servers.
 
     Args:
-        now: seconds since 1970.
+        now: returns the time in seconds since 1970.
     """
 
     def __init__(self, grid: Grid, clock: IReactorTime, now: Callable[[], float]) -> None:
@@ -77,7 +77,7 @@ class ServerStates:
         self._asking: Deferred[None] | None = None
 
     def latest(self) -> list[ServerState]:
-        """Return the known states, without a query; servers in the order of their names."""
+        """Return the known states without a query, sorted by the servers' names."""
         known = {identity.server_id for identity in self._grid.servers}
         for identity in self._grid.servers:
             self._states.setdefault(identity.server_id, ServerState(identity))
@@ -89,7 +89,7 @@ class ServerStates:
         return sorted(states, key=lambda state: (state.identity.nickname, state.identity.server_id))
 
     async def current(self) -> list[ServerState]:
-        """Return the states, after a short wait for servers that have not responded recently."""
+        """Return the states; if they are old, wait up to ``ANSWER_S`` for responses of the servers."""
         age_s = self._clock.seconds() - self._asked_s
         if age_s >= STALE_S:
             self._states.clear()
@@ -102,7 +102,7 @@ class ServerStates:
         return self.latest()
 
     def close(self) -> None:
-        """Cancel the queries that servers have not answered."""
+        """Cancel the running queries of servers."""
         if self._asking is not None:
             self._asking.cancel()
 

@@ -1,4 +1,4 @@
-"""Past and present transfers of a gateway, for status pages and metrics; and the grid that records them."""
+"""Running and ended transfers of a gateway, for status pages and metrics; and the grid that records them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from pipegrid.transfer.results import GetResult, Progress, PutResult
 from pipegrid.tree.tree_grid import Grid
 from pipegrid.wire.storage_messages import ServerIdentity
 
-# All transfers of a gateway, of every protocol, go through one ``RecordedGrid``, which records each here.
-# After the end of transfers the newest of each kind are kept, as many as Tahoe-LAFS keeps.
+# All transfers of a gateway, of every protocol, go through one ``RecordedGrid``, which records them here. Of
+# ended transfers, the newest of each kind are kept: as many as Tahoe-LAFS keeps.
 
 TransferKind = Literal["upload", "download", "publish", "retrieve"]
 TransferState = Literal["running", "finished", "failed", "cancelled"]
@@ -32,28 +32,36 @@ TransferState = Literal["running", "finished", "failed", "cancelled"]
 T = TypeVar("T")
 
 KEPT: dict[TransferKind, int] = {"upload": 10, "download": 10, "publish": 20, "retrieve": 40}
-"""Ended transfers that are kept, by kind."""
+"""How many ended transfers of each kind are kept."""
 
 MAX_SAMPLES = 240
-"""Of a transfer's progress; of more every second one is dropped."""
+"""Maximum number of progress samples per transfer; when it is reached, every second sample is dropped."""
 
 BOUNDS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
-"""Upper bounds of the classes of durations."""
+"""Upper bounds of the histogram of durations, in seconds."""
 
 
-# Which bytes went to which server, or came from it, and when. Neither caps nor names of files are in it.
+# The traffic of a transfer: which bytes passed to or from which server, and when. It contains neither caps
+# nor names.
 
 MAX_BURSTS = 600
-"""Of a transfer; of more, neighbours are joined until half as many are left."""
+"""
+Maximum number of bursts per transfer; beyond it, neighbouring bursts are joined until half as many are left.
+"""
 
 MAX_SERVERS = 64
-"""Of a transfer with bursts of their own; what passes to others counts as that of one server."""
+"""
+Number of servers per transfer whose bursts are recorded separately; all further servers are recorded as one.
+"""
 
 OTHERS = "other servers"
-"""The name of the row that has the bytes of all servers beyond ``MAX_SERVERS``."""
+"""The name under which bytes of servers beyond ``MAX_SERVERS`` are recorded."""
 
 JOINED_S = 0.0005
-"""What passes within this time is one burst; the time doubles whenever bursts are joined."""
+"""
+Bytes that pass to or from a server within this time are one burst; the time doubles whenever bursts are
+joined.
+"""
 
 
 class TrafficBurst(NamedTuple):
@@ -66,10 +74,10 @@ class TrafficBurst(NamedTuple):
 
 class ServerTraffic(NamedTuple):
     """
-    The bursts of one server, in the order of time, none of which overlaps another.
+    The bursts of one server, in the order of time; no burst overlaps another.
 
     Attributes:
-        nickname: as the server gives it.
+        nickname: the server's own name for itself.
     """
 
     server_id: str
@@ -78,12 +86,12 @@ class ServerTraffic(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all its bursts."""
+        """The total size of all bursts."""
         return sum(burst.size_bytes for burst in self.bursts)
 
 
 def joined_bursts(bursts: Iterable[TrafficBurst], within_s: float) -> list[TrafficBurst]:
-    """Return bursts of one server, with neighbours joined that begin and end within a time."""
+    """Return bursts of one server; neighbours are joined if the result is not longer than ``within_s``."""
     found: list[TrafficBurst] = []
     for burst in bursts:
         if found and burst.ended_s - found[-1].began_s <= within_s:
@@ -95,7 +103,7 @@ def joined_bursts(bursts: Iterable[TrafficBurst], within_s: float) -> list[Traff
 
 
 class TransferTraffic:
-    """The bursts of one transfer; bounded in number, whatever servers do."""
+    """The bursts of one transfer; their number is at most ``MAX_BURSTS``."""
 
     __slots__ = ("_bursts", "_joined_s", "_servers")
 
@@ -111,10 +119,10 @@ class TransferTraffic:
 
     def note(self, server: ServerIdentity, began_s: float, ended_s: float, size_bytes: int) -> None:
         """
-        Note bytes that passed. Those of a server come in the order of their ends.
+        Record bytes that passed; calls for the same server come in the order of ``ended_s``.
 
-        Messages to a server are sent before the ones before them are acknowledged: what counts as the
-        beginning of a burst is then the end of the one before it.
+        A message may be sent before the previous one is acknowledged. Its burst then begins when the previous
+        burst ends.
         """
         bursts = self._bursts_of(server)
         if bursts:
@@ -153,14 +161,14 @@ class TransferRecord:
 
     Attributes:
         number: unique in the process.
-        cap: of the object; for an upload, set when it is known.
-        size: bytes of plaintext; None until it is known.
-        done, total: progress, in the unit of the transfer.
+        cap: the object's cap; None until it is known.
+        size: size of the plaintext in bytes; None until it is known.
+        done, total: the last progress report; see ``transfer.results.Progress``.
         started_s, ended_s: seconds since 1970.
-        problem: why it failed.
-        took_s: how long it took; None: it has not ended, or its begin was not recorded.
-        samples: seconds since it began, and the fraction that was done then; a bounded number.
-        servers: of a share the server that took it, or that it was read from, when that is known.
+        problem: why the transfer failed.
+        took_s: duration; None: the transfer is running, or its beginning was not recorded.
+        samples: at most ``MAX_SAMPLES`` pairs: seconds since the beginning, and the fraction done by then.
+        servers: for each share number, the server that the share was written to or read from, if known.
         traffic: which bytes passed to or from which server, and when; empty for mutable files.
     """
 
@@ -184,14 +192,14 @@ class TransferRecord:
 
     @property
     def fraction(self) -> float:
-        """The part that is done, from 0 to 1."""
+        """The fraction of the transfer that is done, from 0 to 1."""
         if self.state == "finished":
             return 1.0
         return min(1.0, self.done / self.total) if self.total else 0.0
 
     @property
     def age_s(self) -> float | None:
-        """How long it took, or has taken so far; None if its begin was not recorded."""
+        """Duration, until now if the transfer is running; None if its beginning was not recorded."""
         if self.took_s is not None or self.clock is None:
             return self.took_s
         return max(0.0, self.clock.seconds() - self.began_s)
@@ -199,18 +207,21 @@ class TransferRecord:
     def note_traffic(
         self, server: ServerIdentity, began_s: float, ended_s: float, size_bytes: int
     ) -> None:
-        """Note bytes that passed between the client and a server; times are those of the clock."""
+        """
+        Record bytes that passed between the client and a server; ``began_s`` and ``ended_s`` are the clock's
+        times.
+        """
         began_s, ended_s = began_s - self.began_s, ended_s - self.began_s
         self.traffic.note(server, max(0.0, began_s), ended_s, size_bytes)
 
     def progress(self, done: int, total: int) -> None:
-        """Note how far it has come, and when."""
+        """Record the current progress with the current time."""
         self.done, self.total = done, total
         if self.clock is not None and total:
             self.sample(max(0.0, self.clock.seconds() - self.began_s), min(1.0, done / total))
 
     def sample(self, at_s: float, done: float) -> None:
-        """Note which fraction was done so many seconds after it began."""
+        """Record the fraction that was done ``at_s`` seconds after the beginning."""
         if self.samples and self.samples[-1] == (at_s, done):
             return
         if len(self.samples) > 1 and at_s - self.samples[-2][0] < self._spacing_s:
@@ -226,14 +237,15 @@ class TransferRecords:
     The transfers of one process.
 
     Args:
-        now: seconds since 1970.
+        now: returns the time in seconds since 1970.
 
     Attributes:
-        active: running ones, the oldest first.
-        ended: how many ended, by kind and state.
-        bytes: of plaintext that were transferred, by kind.
-        durations: of successful ones, by kind and the class of ``BOUNDS_S`` (its length: longer ones).
-        seconds: total duration of successful ones, by kind.
+        active: running transfers, the oldest first.
+        ended: number of ended transfers, by kind and state.
+        bytes: plaintext of successful transfers in bytes, by kind.
+        durations: number of successful transfers by kind and index in ``BOUNDS_S``; the index after the last
+            is for longer ones.
+        seconds: total duration of successful transfers, by kind.
     """
 
     def __init__(self, clock: IReactorTime, now: Callable[[], float]) -> None:
@@ -249,12 +261,12 @@ class TransferRecords:
 
     @property
     def recent(self) -> list[TransferRecord]:
-        """Ended transfers that are kept, the newest first."""
+        """The ended transfers that are kept, the newest first."""
         found = [record for records in self._recent.values() for record in records]
         return sorted(found, key=lambda record: record.ended_s or 0.0, reverse=True)
 
     def find(self, kind: str, number: int) -> TransferRecord | None:
-        """Return a transfer that runs, or has ended recently."""
+        """Return a running transfer or an ended one that is kept; None if there is no such transfer."""
         records = (*self.active, *self.recent)
         return next((one for one in records if (one.kind, one.number) == (kind, number)), None)
 
@@ -269,8 +281,8 @@ class TransferRecords:
         Start a transfer and record it.
 
         Args:
-            start: begins it; the result of its Deferred is passed on.
-            ended: completes the record from the result.
+            start: starts the transfer; the result of its Deferred is returned.
+            ended: completes the record, given the result of the transfer.
         """
         self._last += 1
         began_s = self._clock.seconds()
@@ -284,7 +296,7 @@ class TransferRecords:
             record.took_s = max(0.0, self._clock.seconds() - began_s)
             self._end(record, result, ended)
             if record.state == "finished":
-                record.sample(record.took_s, 1.0)  # the last report may have come earlier
+                record.sample(record.took_s, 1.0)  # the last progress report may be older
                 self._note_duration(kind, record.took_s)
             return result
 
@@ -293,7 +305,7 @@ class TransferRecords:
     def note_ended(
         self, kind: TransferKind, outcome: T | Failure, ended: Callable[[TransferRecord, T], None]
     ) -> None:
-        """Record a transfer that has ended already; see ``follow``."""
+        """Record a transfer whose beginning was not recorded, after it has ended; see ``follow``."""
         self._last += 1
         self._end(TransferRecord(self._last, kind, self._now()), outcome, ended)
 
@@ -326,7 +338,7 @@ def _known(cap: str | Cap | None) -> Cap | None:
 
 
 def joined(progress: Progress | None, record: TransferRecord) -> Progress:
-    """Return a progress callback that calls the given one, and updates a record."""
+    """Return a progress callback that updates a record and calls ``progress``."""
     if progress is None:
         return record.progress
 
@@ -337,8 +349,8 @@ def joined(progress: Progress | None, record: TransferRecord) -> Progress:
     return report
 
 
-# Operations on directories use the same methods, so they are recorded as well: a listing is a retrieve, a
-# change is a publish. Reading a literal cap is not a transfer.
+# Operations on directories use the same methods, so they are recorded, too: a listing as a retrieve, a change
+# as a publish. Reading a literal cap is not a transfer.
 
 
 class RecordedGrid(Grid):
@@ -346,21 +358,23 @@ class RecordedGrid(Grid):
     A grid whose transfers are recorded.
 
     Attributes:
-        records: its transfers.
+        records: the transfers of the grid.
     """
 
     records: TransferRecords
 
     @classmethod
     def of(cls, grid: Grid) -> RecordedGrid:
-        """Return an open grid with records; both share one connection, and are closed together."""
+        """
+        Return an open grid as a recorded one; both are the same connection, and closing one closes the other.
+        """
         recorded = cls.__new__(cls)
         recorded.__dict__ = grid.__dict__
         recorded.records = TransferRecords(grid.clock, time.time)
         return recorded
 
     def keep_keys(self, count: int) -> None:
-        """Have keys of new directories ready; see ``SigningKeys.keep``."""
+        """Generate keys for new directories in advance; see ``SigningKeys.keep``."""
         self._open_mutables().files.keys.keep(count, self.clock)
 
     def put(

@@ -1,1 +1,1 @@
-"""Backups and directories of a grid as a read-only file system of this machine."""
+"""Mounts backups and directories of a grid as a read-only file system on this machine."""

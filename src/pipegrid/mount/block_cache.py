@@ -1,8 +1,8 @@
 """
-Blocks of files on the local disk, so that what was read once is not fetched again.
+A cache of file blocks on the local disk, so that data that was read once is not fetched again.
 
-The blocks are in files without a name, which the system frees when the process ends, however it ends: a later
-process finds nothing, so there is nothing that it might trust wrongly. Each block has a checksum in memory.
+The blocks are in files without names, whose space the system frees when the process ends in any way. So no
+later process can use wrong blocks. The checksum of each block is kept in memory.
 """
 
 from __future__ import annotations
@@ -25,23 +25,25 @@ from pipegrid.disk.private_files import make_private
 from pipegrid.errors import SinkError
 
 BLOCK_BYTES = 128 << 10
-"""The kernel reads files in requests of this size, or of a multiple of it; see ``set_read_ahead``."""
+"""
+Size of a block. The kernel reads files in requests of this size or a multiple of it; see ``set_read_ahead``.
+"""
 
 SLOTS = ((8 << 10, 16), (32 << 10, 16), (BLOCK_BYTES, 1))
 """
-The sizes of slots, and the divisor of the whole cache for each. Small files and the ends of large ones go to
-the small slots; the last has what the others leave.
+Slot sizes, and the fraction of the cache for each: one divided by the second number. Small files and the ends
+of large files use small slots; slots of the last size use what remains.
 """
 
 LEAST_BYTES = 1 << 20
-"""A smaller cache would lose blocks before they are used."""
+"""Minimum size of the cache; a smaller cache would drop blocks before they are used."""
 
 BlockKey = tuple[Cap, int]
 
 
 @attrs.frozen(eq=False)
 class CachedBlock:
-    """The place of a block in a slot file, and what its bytes must be."""
+    """The slot of a block, and the length and checksum that its bytes must have."""
 
     slot: int
     length: int
@@ -50,12 +52,13 @@ class CachedBlock:
 
 class BlockFile:
     """
-    A file without a name, divided into slots of one size; the least recently used block gives way.
+    A file without a name, divided into slots of equal size; if all are used, the least recently used block is
+    replaced.
 
     Methods may be called in any thread.
 
     Raises:
-        OSError: no file can be created.
+        OSError: the file cannot be created.
     """
 
     def __init__(self, directory: Path, slot_bytes: int, slots: int) -> None:
@@ -70,7 +73,7 @@ class BlockFile:
         self._file: IO[bytes] = TemporaryFile(dir=directory)  # noqa: SIM115  until ``close``
 
     def read(self, key: BlockKey) -> bytes | None:
-        """Return a block; None: it is not cached, or not any more what it was."""
+        """Return a block; None: it is not cached, or its bytes on the disk are wrong."""
         with self._lock:
             block = self._blocks.get(key)
             if block is None:
@@ -85,7 +88,8 @@ class BlockFile:
             self._leave()
         good = len(data) == block.length and zlib.crc32(data) == block.checksum
         with self._lock:
-            # Another block may have taken the slot meanwhile; then this one is not listed any more.
+            # During the read, another block may have taken the slot; then ``_blocks`` does not contain this
+            # block any more.
             if self._blocks.get(key) is not block:
                 return None
             if not good:
@@ -96,10 +100,10 @@ class BlockFile:
 
     def write(self, key: BlockKey, data: bytes | memoryview) -> None:
         """
-        Store a block.
+        Store a block, unless it is cached already.
 
         Raises:
-            OSError: the disk is full, or fails; the block is not cached then.
+            OSError: the disk is full or fails; the block is not cached.
         """
         with self._lock:
             if key in self._blocks or self._is_closed():
@@ -121,7 +125,7 @@ class BlockFile:
             if self._is_closed():
                 return
             before = self._blocks.pop(key, None)
-            if before is not None:  # another thread has stored the same
+            if before is not None:  # another thread has stored the same block
                 self._free.append(before.slot)
             self._blocks[key] = block
 
@@ -131,7 +135,7 @@ class BlockFile:
         if self._used < self._slots:
             self._used += 1
             return self._used - 1
-        if not self._blocks:  # all are being written
+        if not self._blocks:  # all slots are being written
             raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
         return self._blocks.popitem(last=False)[1].slot
 
@@ -140,7 +144,7 @@ class BlockFile:
             return key in self._blocks
 
     def close(self) -> None:
-        """Forget all blocks; the file is closed when no thread uses its number any more."""
+        """Forget all blocks; the file is closed as soon as no thread uses its descriptor."""
         with self._lock:
             self._blocks.clear()
             self._free.clear()
@@ -161,18 +165,18 @@ class BlockFile:
 
 class BlockCache:
     """
-    Blocks of immutable files, by their caps and numbers; methods may be called in any thread.
+    Blocks of immutable files, by cap and block number; methods may be called in any thread.
 
-    A block has ``BLOCK_BYTES``, or fewer at the end of its file. If the disk is full, blocks are not cached,
-    and everything else goes on.
+    A block has ``BLOCK_BYTES``; the last block of a file may be shorter. If the disk is full, blocks are
+    simply not cached.
 
     Args:
-        directory: for the files; created for its owner alone if it does not exist.
-        size_bytes: of all slots together.
+        directory: directory for the cache's files; if missing, it is created with access only for its owner.
+        size_bytes: size of the whole cache.
         say: called once, in any thread, with a sentence, if the disk is full or fails.
 
     Raises:
-        SinkError: no file can be created there.
+        SinkError: the directory or a file cannot be created.
     """
 
     def __init__(self, directory: Path, size_bytes: int, say: Callable[[str], object]) -> None:
@@ -196,15 +200,15 @@ class BlockCache:
             ) from error
 
     def read(self, cap: Cap, number: int, length: int) -> bytes | None:
-        """Return a block of a file; None: it is not cached."""
+        """Return a block of a file, which has this length; None: it is not cached."""
         return self._file(length).read((cap, number))
 
     def has(self, cap: Cap, number: int, length: int) -> bool:
-        """Return whether a block of a file is cached."""
+        """Return whether a block of a file, which has this length, is cached."""
         return (cap, number) in self._file(length)
 
     def write(self, cap: Cap, number: int, data: bytes | memoryview) -> None:
-        """Store a block, if the disk accepts it."""
+        """Store a block of a file; if the disk fails, the block is not cached."""
         try:
             self._file(len(data)).write((cap, number), data)
         except OSError as error:

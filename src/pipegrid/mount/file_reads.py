@@ -1,8 +1,8 @@
 """
-The content of the files of a mounted tree: from the cache if it is there, otherwise from the grid.
+Reads the files of a mounted tree, from the cache or from the grid.
 
-A file that is read in sequence is one download, which runs ahead of its reader. Small files are fetched in
-advance while a program opens the files of a directory in order.
+A file that is read in sequence is one download, which stays ahead of its reader. If a program opens the files
+of a directory in order, small files are fetched in advance.
 """
 
 from __future__ import annotations
@@ -25,16 +25,21 @@ from pipegrid.tree.read_ahead import WHOLE_BYTES, FileReader, ReadSpace
 from pipegrid.tree.tree_grid import Grid
 
 AHEAD_BYTES = 16 << 20
-"""How far the download of a file may be in front of its reader; less at its beginning."""
+"""
+Maximum bytes that a download fetches before the program reads them; less at the beginning of a download.
+"""
 
 KEPT_BEHIND_BYTES = 4 << 20
-"""How much stays after it was read: the kernel asks for several ranges at once, in any order."""
+"""
+How many bytes are kept after a program has read them: the kernel requests several ranges at once, in any
+order.
+"""
 
 READING_BYTES = 64 << 20
-"""Memory of all downloads."""
+"""Maximum memory of all downloads together."""
 
 MOST_FETCHED_AHEAD = 64
-"""Small files that are fetched in advance at the same time."""
+"""How many small files are fetched in advance at the same time."""
 
 
 @attrs.define(eq=False)
@@ -43,11 +48,11 @@ class OpenedFile:
     A file that programs have open.
 
     Attributes:
-        cap: that reads it.
-        size: when it was opened.
-        data: the content of a file that its cap contains.
-        is_fixed: its content never changes, so that it can be cached.
-        users: how many have opened it.
+        cap: the read cap.
+        size: size in bytes when the file was opened.
+        data: content of a literal file; None for other files.
+        is_fixed: whether the content never changes, so that it can be cached.
+        users: how often the file is open now.
     """
 
     cap: Cap
@@ -60,11 +65,11 @@ class OpenedFile:
 
 class FileContents:
     """
-    Reads files; call it in the reactor's thread, except ``read``.
+    Reads the files of a mounted tree; call all methods except ``read`` in the reactor's thread.
 
     Args:
-        cache: None: nothing is kept, and nothing fetched in advance.
-        in_reactor: calls a function in the reactor's thread, some time later; called in any thread.
+        cache: None: no content is cached, and no file is fetched in advance.
+        in_reactor: makes the reactor's thread call a function later; may be called in any thread.
     """
 
     def __init__(
@@ -90,8 +95,8 @@ class FileContents:
         Open a file.
 
         Raises:
-            OSError: this is no file, or its cap does not read it.
-            PipegridError: the size of a mutable file is not known.
+            OSError: this is not a file, or no read cap is known.
+            PipegridError: the size of a mutable file cannot be read.
         """
         node = place.node
         cap = node.cap
@@ -117,7 +122,7 @@ class FileContents:
         return found
 
     def release(self, file: OpenedFile) -> None:
-        """End one use of a file."""
+        """Close a file once; after its last close, end its download."""
         file.users -= 1
         if not file.users:
             if self._opened.get(file.cap) is file:
@@ -132,10 +137,11 @@ class FileContents:
         fetch: Callable[[int, int], Sequence[Buffer]],
     ) -> bytes:
         """
-        Return a range of a file, which is shorter at its end; in any thread.
+        Return a range of a file, shorter if it extends beyond the end; may be called in any thread.
 
         Args:
-            fetch: returns the pieces of a range from the grid, as ``fetch`` does.
+            fetch: returns the pieces of a range from the grid; calls the method ``fetch`` in the reactor's
+                thread.
         """
         end = min(offset + length, file.size)
         if end <= offset:
@@ -177,18 +183,18 @@ class FileContents:
 
     async def fetch(self, file: OpenedFile, start: int, length: int) -> Sequence[Buffer]:
         """
-        Return the pieces of a range within a file from the grid.
+        Return a range of a file from the grid, in pieces.
 
         Raises:
-            PipegridError: the grid could not fetch it.
+            PipegridError: the grid could not fetch the range.
         """
         ahead = self._ahead.get(file.cap)
         if ahead is not None:
-            with suppress(PipegridError):  # it is tried again, in the place of who needs it
+            with suppress(PipegridError):  # after a failure, the range is fetched below
                 return [(await ahead.wait())[start : start + length]]
         return await file.reader.read_pieces(start, length)
 
-    # Small files in advance.
+    # Small files are fetched in advance.
 
     def _fetch_ahead(self, place: MountedPlace) -> None:
         parent = place.parent
@@ -227,5 +233,5 @@ class FileContents:
 
 
 def _length(file: OpenedFile, number: int) -> int:
-    """Return the length of a block of a file."""
+    """Return the length of a file's block: shorter than ``BLOCK_BYTES`` at the end of the file."""
     return min(BLOCK_BYTES, file.size - number * BLOCK_BYTES)

@@ -1,8 +1,9 @@
 """
-The operations that FUSE asks for, in its threads, and their way to the reactor's thread and back.
+The operations that FUSE calls in its own threads; each runs in the reactor's thread, and the FUSE thread
+waits.
 
-Each ends in bounded time: with a result, or with an error of the system. What fails for lack of servers
-fails at once for some seconds, so that programs that try again do not occupy all threads.
+Each operation ends within a time limit, with a result or a system error. After a failure, the same path fails
+at once for some seconds, so that programs that retry do not occupy all threads.
 """
 
 from __future__ import annotations
@@ -33,23 +34,23 @@ T = TypeVar("T")
 log = Logger()
 
 OPERATION_S = 60.0
-"""After that time an operation fails."""
+"""Time limit of an operation, after which it fails."""
 
 FAILED_S = 5.0
-"""How long what has failed is not tried again."""
+"""How long operations on a path fail at once after a failure."""
 
 MOST_HANDLES = 4096
-"""Files that may be open at once."""
+"""Maximum number of open files."""
 
 MESSAGES_S = 10.0
-"""At most one failure is reported in this time; the others are counted."""
+"""At most one failure is reported in this time; further failures are counted."""
 
 _MOST_FAILURES = 1000
 _THREAD_S = 10.0
 
 
 class FileInfo(Protocol):
-    """What FUSE keeps of an open file."""
+    """FUSE's structure for an open file."""
 
     fh: int
     flags: int
@@ -58,7 +59,7 @@ class FileInfo(Protocol):
 
 @attrs.define(eq=False)
 class _Call:
-    """One operation: what its thread waits for."""
+    """One operation, whose FUSE thread waits for ``ended``."""
 
     path: str
     ended: threading.Event = attrs.field(factory=threading.Event)
@@ -69,11 +70,11 @@ class _Call:
 
 class FailureReports:
     """
-    Sentences about what failed, not too many.
+    Prints sentences about failures, at most one every ``MESSAGES_S``.
 
     Args:
         say: prints a sentence.
-        clock: tells the time in seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, say: Callable[[str], object], clock: Callable[[], float]) -> None:
@@ -83,7 +84,7 @@ class FailureReports:
         self._untold = 0
 
     def add(self, path: str, reason: str) -> None:
-        """Report that a path could not be read."""
+        """Report that a path could not be read, and why."""
         now = self._clock()
         if now - self._last < MESSAGES_S:
             self._untold += 1
@@ -95,11 +96,11 @@ class FailureReports:
 
 class FuseOperations:
     """
-    The operations on a mounted tree; methods without an underscore are called in FUSE's threads.
+    The operations on a mounted tree; FUSE's threads call the methods without an underscore, except ``close``.
 
     Args:
-        reactor: in whose thread the tree is used.
-        reports: of failures.
+        reactor: the tree is used in its thread.
+        reports: prints messages about failures.
         ready: called in the reactor's thread when the tree is mounted.
     """
 
@@ -125,29 +126,32 @@ class FuseOperations:
         self._handles: dict[int, OpenedFile] = {}
         self._last_handle = 0
         self._closed = False
-        # By its number, since its path may lead into the mounted tree, which answers nothing before ``init``.
+        # A descriptor, not a path: the path may lead into the mounted tree, which does not respond before
+        # ``init``.
         self._working_directory = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     # The operations.
 
     def init(self, _path: str) -> None:
-        """Note that it is mounted. libfuse has changed the working directory to that of the system."""
+        """
+        Note that the tree is mounted, and restore the working directory, which libfuse has changed to ``/``.
+        """
         os.fchdir(self._working_directory)
         self._threads.callFromThread(self._ready)
 
     def getattr(self, path: str, _info: FileInfo | None = None) -> dict[str, int]:
-        """Return what ``stat`` shows, times in nanoseconds."""
+        """Return what ``stat`` shows; times are in nanoseconds."""
         return self._call(path, lambda: self._tree.attributes(_names(path)))
 
     def readlink(self, path: str) -> str:
-        """Return the target of a link."""
+        """Return the target of a symbolic link."""
         place = self._call(path, lambda: self._tree.locate(_names(path)))
         if place.node.kind != "link":
             raise _system_error(errno.EINVAL)
         return os.fsdecode(place.node.target)
 
     def readdir(self, path: str, _handle: int) -> Iterator[tuple[str, dict[str, int], int]]:
-        """Return the names in a directory, with types and inodes."""
+        """Yield the names in a directory, with types and inode numbers."""
         found = self._call(path, lambda: self._tree.list_directory(_names(path)))
         yield ".", {"st_mode": stat.S_IFDIR}, 0
         yield "..", {"st_mode": stat.S_IFDIR}, 0
@@ -192,17 +196,17 @@ class FuseOperations:
         return 0
 
     def statfs(self, _path: str) -> dict[str, int]:
-        """Return that there is no space to write to, and the longest name."""
+        """Return statistics of the file system: no free space, read-only, and the maximum length of names."""
         return {"f_bsize": 4096, "f_frsize": 4096, "f_namemax": 255, "f_flag": os.ST_RDONLY}
 
-    # The way to the reactor and back.
+    # Calls from FUSE's threads to the reactor's thread.
 
     def _call(self, path: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """
-        Return the result of work in the reactor's thread.
+        Run a coroutine in the reactor's thread, wait for it, and return its result.
 
         Raises:
-            OSError: it failed, took too long, or the tree is being unmounted.
+            OSError: it failed or took too long, or the tree is being unmounted.
         """
         call = _Call(path)
         with self._lock:
@@ -213,7 +217,7 @@ class FuseOperations:
         ended = call.ended.wait(OPERATION_S + _THREAD_S)
         with self._lock:
             self._calls.discard(call)
-        if not ended:  # the reactor is too busy to end it
+        if not ended:  # the reactor is too busy to end the operation
             call.ended.set()
             raise _system_error(errno.EIO)
         if call.error:
@@ -234,7 +238,7 @@ class FuseOperations:
 
     def _succeeded(self, result: Any, call: _Call) -> None:
         if call.ended.is_set() and isinstance(result, OpenedFile):
-            self._contents.release(result)  # its thread has left
+            self._contents.release(result)  # its FUSE thread does not wait any more
             return
         call.result = result
         call.ended.set()
@@ -258,7 +262,7 @@ class FuseOperations:
         return False
 
     def close(self) -> None:
-        """Fail everything that is running, and all that comes; in the reactor's thread."""
+        """Make all running and all later operations fail; call this in the reactor's thread."""
         with self._lock:
             self._closed = True
             calls = list(self._calls)

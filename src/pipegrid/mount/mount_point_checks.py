@@ -1,4 +1,4 @@
-"""The directory where a tree is mounted: whether it can be used, and how it is freed."""
+"""The directory where a tree is mounted: checks whether it can be used, and unmounts it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from pipegrid.errors import UsageError
 
 DEVICE = "/dev/fuse"
 FILE_SYSTEM = "pipegrid"
-"""The name of the file system in the system's table of mounts."""
+"""Name of the file system in the system's mount table."""
 
 PROGRAMS = ("fusermount3", "fusermount")
 UNMOUNT_S = 10.0
 
 READ_AHEAD_KIB = 1024
-"""The longest request of FUSE. Linux's default is 128 KiB, and each request costs four changes of threads."""
+"""
+Read-ahead of the kernel in KiB. Linux's default is 128, and each request costs four switches of threads.
+"""
 
 _INSTALL = "install your system's package of FUSE, such as fuse3 on Debian"
 
@@ -31,7 +33,7 @@ def check_fuse() -> None:
     Check that this system has FUSE, and that this user may use it.
 
     Raises:
-        UsageError: it has not, or the user may not.
+        UsageError: FUSE is not installed, or the user may not use it.
     """
     unmounter()
     try:
@@ -50,10 +52,10 @@ def check_fuse() -> None:
 
 def unmounter() -> str:
     """
-    Return the path of the program that unmounts for users.
+    Return the path of the program with which users unmount, such as ``fusermount3``.
 
     Raises:
-        UsageError: there is none.
+        UsageError: the program is not installed.
     """
     found = next((path for path in map(shutil.which, PROGRAMS) if path is not None), None)
     if found is None:
@@ -65,13 +67,13 @@ def check_mount_point(directory: str, say: Callable[[str], object]) -> str:
     """
     Return the absolute path of a directory where a tree can be mounted.
 
-    What a killed mount has left there is unmounted first.
+    If a killed process has left a mount on the directory, it is unmounted first.
 
     Args:
-        say: called with a sentence then.
+        say: called with a sentence if a mount that was left is unmounted.
 
     Raises:
-        UsageError: the directory does not exist, is in use, is not empty, or may not be used.
+        UsageError: the directory does not exist, is in use, is not empty, or is not writable.
     """
     path = os.path.realpath(directory)
     shown = printable(directory)
@@ -108,11 +110,11 @@ def _unmount_dead(path: str, shown: str, say: Callable[[str], object]) -> None:
     if not (mounted_type(path) or "").startswith("fuse"):
         return
     try:
-        os.statvfs(path)  # the kernel may remember what ``stat`` shows
+        os.statvfs(path)  # not ``stat``, whose result the kernel may have cached
         return
     except OSError as error:
         if error.errno not in (errno.ENOTCONN, errno.ECONNABORTED):
-            return  # it is reported later
+            return  # reported later
     if mounted_type(path) == f"fuse.{FILE_SYSTEM}":
         unmount(path, lazy=True)
         if mounted_type(path) is None:
@@ -125,25 +127,25 @@ def _unmount_dead(path: str, shown: str, say: Callable[[str], object]) -> None:
 
 
 def unmount_command(path: str) -> str:
-    """Return the command that unmounts, for a message."""
+    """Return the command that unmounts a directory, for a message."""
     return f"'{PROGRAMS[0]} -u {shlex.quote(printable(path))}'"
 
 
 def mounted_type(path: str) -> str | None:
-    """Return the type of the file system that is mounted exactly there; None: none."""
+    """Return the type of the file system that is mounted on a directory itself; None: none is."""
     kinds = [each.kind for each in mounted_file_systems() if each.path == path]
-    return kinds[-1] if kinds else None  # the last one hides the others
+    return kinds[-1] if kinds else None  # the last mount hides the others
 
 
 def set_read_ahead(path: str, settings: str = "/sys/class/bdi") -> bool:
     """
-    Let the kernel read a mounted tree ahead in requests of ``READ_AHEAD_KIB``, if this process may; blocks.
+    Make the kernel read a mounted tree ahead in requests of ``READ_AHEAD_KIB``, if this process may; blocks.
 
     Returns:
-        False: it may not, as only root may, and few containers; or the system has no such setting.
+        False: the setting does not exist, or this process may not change it; usually only root may.
     """
     try:
-        os.statvfs(path)  # returns when FUSE is set up: before, it would set its own value
+        os.statvfs(path)  # waits until FUSE is set up; FUSE would override an earlier setting
         device = [each.device for each in mounted_file_systems() if each.path == path][-1]
         name = f"{os.major(device)}:{os.minor(device)}"
         with open(f"{settings}/{name}/read_ahead_kb", "r+") as file:
@@ -157,10 +159,10 @@ def set_read_ahead(path: str, settings: str = "/sys/class/bdi") -> bool:
 
 def unmount(path: str, lazy: bool = False) -> bool:
     """
-    Unmount a tree of this user; blocks. Returns whether that succeeded.
+    Unmount a tree of this user, and return whether that succeeded; blocks.
 
     Args:
-        lazy: also if programs use it; it is freed when they end.
+        lazy: detach the tree even if programs use it; it is unmounted when they have closed their files.
     """
     options = ["-u", "-z"] if lazy else ["-u"]
     try:

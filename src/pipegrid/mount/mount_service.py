@@ -1,8 +1,8 @@
 """
-One mounted tree, from its mount to its end.
+One mounted tree, from mount to unmount.
 
-It uses ``mfusepy``, which is pure Python and runs in threads of its own: ``pyfuse3`` has to be compiled
-against libfuse's headers, and brings an event loop of its own.
+``mfusepy`` is used: it is pure Python, and runs in its own threads. ``pyfuse3`` would have to be compiled
+with libfuse's headers, and has its own event loop.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from pipegrid.tree.backup.catalogue import BackupRun
 from pipegrid.tree.tree_grid import Grid
 
 MOST_THREADS = 64
-"""Operations that run at once; each takes a thread."""
+"""How many operations run at the same time; each needs a thread."""
 
 MOST_IDLE_THREADS = 10
-"""Threads that stay when nothing runs."""
+"""How many threads are kept when no operation runs."""
 
 FRESH_S = 3.0
-"""How long the kernel takes names and attributes to be as they were."""
+"""How long the kernel caches names and attributes."""
 
 ENDING_S = 5.0
-"""How long a tree that is being unmounted is waited for; files that programs have open are not."""
+"""How long ``stop`` waits until the tree is unmounted, if no program has files open."""
 
 _FIRST_WITH_MOST_THREADS = (3, 12)
 
@@ -51,13 +51,13 @@ _FIRST_WITH_MOST_THREADS = (3, 12)
 @attrs.frozen
 class MountSettings:
     """
-    How a tree is mounted.
+    How and where a tree is mounted.
 
     Attributes:
-        directory: an absolute path, as ``check_mount_point`` returns it.
-        cache_directory: for the cache.
-        cache_bytes: of the cache; 0: none.
-        allow_other: other users have access, too.
+        directory: absolute path of the mount point, as ``check_mount_point`` returns it.
+        cache_directory: directory of the cache's files.
+        cache_bytes: size of the cache; 0: no cache.
+        allow_other: whether other users have access.
     """
 
     directory: str
@@ -67,7 +67,7 @@ class MountSettings:
 
 
 def directory_root(cap: DirectoryCap) -> Callable[[], Awaitable[MountedNode]]:
-    """Return what gives the root of a mounted directory of the grid."""
+    """Return a function that returns the root node for a mounted directory of the grid."""
     node = MountedNode("directory", 0o555, cap=cap)
 
     async def root() -> MountedNode:
@@ -81,21 +81,21 @@ def backups_root(
     runs: Callable[[], Coroutine[Any, Any, Sequence[BackupRun]]],
     say: Callable[[str], object],
 ) -> Callable[[], Awaitable[MountedNode]]:
-    """Return what gives the root of mounted backups."""
+    """Return a function that returns the root node for mounted backups."""
     return BackupsRoot(runs, grid.clock, wall_time, say).node
 
 
 class Mount:
     """
-    A tree that is mounted until it is unmounted; call it in the reactor's thread.
+    A mounted tree; call the methods in the reactor's thread.
 
     Args:
-        reactor: the real one.
+        reactor: the running reactor.
         root: returns the node of the mount point.
-        say: called with sentences, in any thread.
+        say: called with sentences about problems, in the reactor's thread.
 
     Raises:
-        SinkError: there can be no cache.
+        SinkError: the cache cannot be created.
     """
 
     def __init__(
@@ -126,12 +126,12 @@ class Mount:
 
     async def start(self) -> None:
         """
-        Mount it; returns when it can be used.
+        Mount the tree; return when it can be used.
 
         Raises:
-            UsageError: the system refuses.
+            UsageError: the system refuses the mount.
         """
-        logging.getLogger("fuse").addHandler(logging.NullHandler())  # what fails is reported here
+        logging.getLogger("fuse").addHandler(logging.NullHandler())  # failures are reported here
         logging.getLogger("fuse").propagate = False
         begun = self._begun.wait()
         self.is_running = True
@@ -142,7 +142,7 @@ class Mount:
             )
         await begun
         path = self._settings.directory
-        with suppress(OSError):  # there may be no thread for it, and it is mounted without it
+        with suppress(OSError):  # read-ahead is optional
             await self._grid.workers.run_blocking(lambda _: mount_point_checks.set_read_ahead(path))
 
     def _mounted(self) -> None:
@@ -150,7 +150,7 @@ class Mount:
         self._begun.fire(None)
 
     def _serve(self) -> None:
-        """In a thread: answer FUSE until it is unmounted."""
+        """Answer FUSE until the tree is unmounted; runs in its own thread."""
         options: dict[str, Any] = {
             "foreground": True,
             "ro": True,
@@ -164,12 +164,12 @@ class Mount:
         }
         version = mfusepy.fuse_version_major, mfusepy.fuse_version_minor
         if version >= _FIRST_WITH_MOST_THREADS:
-            # Without the second one, some versions print that its default is invalid.
+            # Without ``max_idle_threads``, some versions print that its default is invalid.
             options |= {"max_threads": MOST_THREADS, "max_idle_threads": MOST_IDLE_THREADS}
         if self._settings.allow_other:
             options |= {"allow_other": True, "default_permissions": True}
-        with suppress(BaseException):  # the system prints why
-            # As ``os.fsdecode`` does, which makes the names of the tree.
+        with suppress(BaseException):  # libfuse has printed the reason
+            # The same encoding as ``os.fsdecode``, with which the tree's names are made.
             options |= {
                 "encoding": sys.getfilesystemencoding(),
                 "errors": sys.getfilesystemencodeerrors(),
@@ -189,24 +189,26 @@ class Mount:
         self._ended.fire(None)
 
     async def wait(self) -> None:
-        """Return when it was unmounted, or the caller is cancelled, as by SIGTERM and Ctrl-C."""
+        """
+        Return when the tree is unmounted, or the caller is cancelled, for example by SIGTERM and Ctrl-C.
+        """
         if self.is_running:
             with suppress(CancelledError):
                 await self._ended.wait()
 
     async def stop(self) -> bool:
         """
-        Unmount it, fail what is being read, and free the cache.
+        Make running operations fail, unmount the tree, and free the cache.
 
         Returns:
-            False: programs still have files open; their next read fails when this process has ended.
+            False: programs have files open; their next read fails when this process has ended.
         """
         self._operations.close()
         self._tree.close()
         self._contents.close()
         idle = True
         if self.is_running and not self._is_mounted:
-            # It was interrupted before, and cannot be unmounted yet.
+            # ``start`` was interrupted, so the tree is still being mounted and cannot be unmounted yet.
             with suppress(UsageError):
                 await timeout_or(self._begun.wait(), ENDING_S, self._reactor)
         if self.is_running:

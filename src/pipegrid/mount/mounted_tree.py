@@ -1,4 +1,4 @@
-"""What the paths of a mounted tree lead to, and its attributes. Nothing in it can be changed."""
+"""Paths of a mounted tree: lookup, attributes and directory contents. All of it is read-only."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from pipegrid.tree.tree_grid import Grid
 MountedKind = Literal["directory", "file", "link", "unreadable"]
 
 MountedPath = tuple[str, ...]
-"""Names from the mount point, as ``os.fsdecode`` gives them."""
+"""Names, beginning at the mount point, as ``os.fsdecode`` returns them."""
 
 MOST_DEPTH = 1000
-"""Names in a path: a mutable directory may contain itself."""
+"""Maximum number of names in a path: a mutable directory may contain itself."""
 
 RUNS_FRESH_S = 10.0
-"""How long the list of backups is taken to be as it was read; longer after each time that failed."""
+"""How long the list of backups is used before it is read again; doubled after each failure to read it."""
 
 RUNS_FRESH_MOST_S = 60.0
 
 RUNS_WAIT_S = 10.0
-"""How long reading the list again may take, while a program waits; after that it gets the last one."""
+"""How long a program waits while the list of backups is read again; after that it gets the previous list."""
 
 LATEST_NAME = "latest"
-"""In the directory of a backup, the link to its newest run."""
+"""Name of a link in each backup's directory, which leads to the newest run."""
 
 _READ_BITS = 0o7555
 _POSITION_BITS = 18
@@ -61,15 +61,15 @@ _TYPES = {
 @attrs.frozen(eq=False)
 class MountedNode:
     """
-    One file, directory or link.
+    One file, directory or symbolic link.
 
     Attributes:
-        kind: ``unreadable``: its cap does not read, or is of an unknown kind; it cannot be opened.
+        kind: ``unreadable``: no read cap of a known kind exists, so the object cannot be opened.
         mode: permissions, without those to write.
-        mtime_ns: when it was changed.
-        cap: that reads it; None for links, and for the directories above the runs of backups.
-        target: of a link.
-        inside: the content of a directory that no cap reads.
+        mtime_ns: time of the last change, in nanoseconds since 1970.
+        cap: the read cap; None for links, and for the directories that contain the runs of backups.
+        target: target of a link.
+        inside: content of a directory that is not stored on the grid.
     """
 
     kind: MountedKind
@@ -81,12 +81,12 @@ class MountedNode:
 
     @property
     def full_mode(self) -> int:
-        """Type and permissions, as in ``st_mode``."""
+        """The type and permissions, as in ``st_mode``."""
         return _TYPES[self.kind] | self.mode
 
     @property
     def directory(self) -> DirectoryCap | None:
-        """The cap of the directory that this is."""
+        """The cap of this directory; None if this is not a directory, or not stored on the grid."""
         return self.cap if self.kind == "directory" and isinstance(self.cap, DirectoryCap) else None
 
 
@@ -96,8 +96,8 @@ class MountedDirectory:
     The content of a directory.
 
     Attributes:
-        children: by name, in the order in which they are listed.
-        is_fixed: no client can change it.
+        children: nodes by name, in the order of the listing.
+        is_fixed: whether the directory never changes.
     """
 
     children: Mapping[str, MountedNode]
@@ -108,13 +108,13 @@ class MountedDirectory:
     )
 
     def position(self, name: str) -> int:
-        """Return the position of a child among all."""
+        """Return the position of a child in the listing."""
         if not self._positions:
             self._positions = {each: number for number, each in enumerate(self.children)}
         return self._positions[name]
 
     def names_of(self, kind: MountedKind) -> tuple[list[str], dict[str, int]]:
-        """Return the names of the children of one kind, and their positions among them."""
+        """Return the names of the children of one kind, and the position of each name in this list."""
         if kind not in self._names:
             names = [name for name, node in self.children.items() if node.kind == kind]
             self._names[kind] = names, {name: number for number, name in enumerate(names)}
@@ -122,7 +122,7 @@ class MountedDirectory:
 
 
 def node_of(entry: Entry) -> MountedNode:
-    """Return the node of an entry; metadata that makes no sense is ignored."""
+    """Return the node of a directory entry; invalid metadata are ignored."""
     metadata = entry.metadata
     kept = restored(metadata)
     mtime_ns = _linked_ns(metadata) if kept.mtime_ns is None else kept.mtime_ns
@@ -143,10 +143,10 @@ def _linked_ns(metadata: Mapping[str, Any]) -> int:
 
 def content_of(entries: Iterable[Entry], is_fixed: bool) -> MountedDirectory:
     """
-    Return the content of a directory of a grid.
+    Return the content of a directory of the grid.
 
-    Names that are illegal, as a program may have written them, or that an earlier entry has, are left out, as
-    ``restore`` leaves them out.
+    As in ``restore``, some entries are left out: those whose name is not valid for a file, and those whose
+    name an earlier entry has.
     """
     children: dict[str, MountedNode] = {}
     for entry in entries:
@@ -156,11 +156,11 @@ def content_of(entries: Iterable[Entry], is_fixed: bool) -> MountedDirectory:
     return MountedDirectory(children, is_fixed)
 
 
-# The directories above the runs of backups.
+# The directories that contain the runs of backups; these are not stored on the grid.
 
 
 def directory_name(name: str, taken: Iterable[str] = ()) -> str:
-    """Return the name of the directory of a backup: its own, unless no directory can have it."""
+    """Return a directory name for a backup: the backup's name, changed if it is taken or not valid."""
     shown = name.replace("/", "_").replace("\0", "_") or "_"
     if shown in (".", ".."):
         shown = shown.replace(".", "_")
@@ -174,9 +174,10 @@ def directory_name(name: str, taken: Iterable[str] = ()) -> str:
 
 def backups_content(runs: Sequence[BackupRun], now: float) -> MountedDirectory:
     """
-    Return one directory for each backup; in it one for each run, and a link to the newest.
+    Return one directory for each backup, which contains a directory for each run, and a link to the newest
+    run.
 
-    The newest is the one that ``restore`` takes.
+    The newest run is the one that ``restore`` chooses.
 
     Args:
         now: seconds since 1970.
@@ -211,12 +212,12 @@ def _time_ns(run: BackupRun) -> int:
 
 class BackupsRoot:
     """
-    The directory of all backups of a client, as it was some seconds ago at most.
+    The directory of all backups of a client; the list of backups is read again when it is old.
 
     Args:
-        runs: reads the list.
-        clock: of the grid.
-        now: tells the seconds since 1970.
+        runs: reads the list of backups.
+        clock: the grid's clock.
+        now: returns the time in seconds since 1970.
         say: called with a sentence if the list cannot be read again.
     """
 
@@ -236,9 +237,9 @@ class BackupsRoot:
         self._node: MountedNode | None = None
 
     async def node(self) -> MountedNode:
-        """Return it; raises as the reading of the list does, if it was never read."""
+        """Return the node of the directory; if the list was never read, an error of reading it is raised."""
         if self._node is None or self._clock.seconds() - self._read_at > self._fresh_s:
-            self._read_at = self._clock.seconds()  # others use the present list meanwhile
+            self._read_at = self._clock.seconds()  # meanwhile, other callers use the previous list
             reading = Deferred.fromCoroutine(self._runs())
             if self._node is not None:
                 reading.addTimeout(RUNS_WAIT_S, self._clock)
@@ -258,16 +259,19 @@ class BackupsRoot:
         return self._node
 
 
-# Which neighbours of what a program opens it will probably open next.
+# Prediction: which neighbours of an opened file or directory a program will probably open next.
 
 MOST_AHEAD = 32
-"""Neighbours that are fetched in advance."""
+"""Maximum number of neighbours that are fetched in advance."""
 
 AHEAD_DIRECTORY_BYTES = 128 << 10
-"""Larger directories are not read in advance: they would displace each other before they are used."""
+"""
+Maximum size of a directory that is read in advance; larger ones would displace each other before they are
+used.
+"""
 
 SKIPPED = 4
-"""Neighbours that may be left out without ending a sequence."""
+"""How many neighbours a program may skip without ending the sequence."""
 
 _MOST_PLACES = 256
 
@@ -280,21 +284,21 @@ class _Sequence:
 
 
 class AccessOrder:
-    """Observes in which order the children of directories are opened."""
+    """Observes the order in which the children of directories are opened."""
 
     def __init__(self) -> None:
         self._sequences: OrderedDict[Hashable, _Sequence] = OrderedDict()
 
     def opened(self, place: Hashable, position: int) -> range:
         """
-        Return the positions to fetch in advance, after a child of a place was opened.
+        Return the positions of children to fetch in advance, after a child was opened.
 
-        Those after the first child of a place are expected from its first use on, two of them; the window
-        doubles with each child that was opened in order, and is empty after any other.
+        If the first child opened is near the beginning, two more are fetched. Their number doubles with each
+        child that is opened in order. It is 0 after a child that is opened out of order.
 
         Args:
             place: a directory.
-            position: of the child in it.
+            position: position of the child in the directory.
         """
         found = self._sequences.pop(place, None) or _Sequence()
         self._sequences[place] = found
@@ -321,8 +325,8 @@ class MountedPlace:
     What a path leads to.
 
     Attributes:
-        path: to it.
-        parent: the directory that contains it; None for the mount point.
+        path: the path.
+        parent: the directory that contains the object; None for the mount point.
     """
 
     node: MountedNode
@@ -332,10 +336,10 @@ class MountedPlace:
     @property
     def inode(self) -> int:
         """
-        The number of the file, the same in each mount of this tree.
+        The inode number, the same in each mount of this tree.
 
-        In directories that cannot change, the numbers are in the order of the names: ``cp`` reads files in
-        the order of their numbers, which lets neighbours be fetched in advance.
+        In directories that cannot change, numbers have the order of the listing. ``cp`` reads files in the
+        order of their inode numbers, so the next files can be fetched in advance.
         """
         if self.parent is None:
             return 1
@@ -348,15 +352,15 @@ class MountedPlace:
 def _digest(path: MountedPath, bits: int) -> int:
     data = os.fsencode("/".join(path))
     found = int.from_bytes(blake2b(data, digest_size=8).digest(), "big") >> (64 - bits)
-    return found | 2  # neither 0 nor that of the mount point
+    return found | 2  # neither 0 nor 1, the number of the mount point
 
 
 class MountedTree:
     """
-    Everything below a mount point; call it in the reactor's thread.
+    Everything below a mount point; call the methods in the reactor's thread.
 
-    Directories are read when they are used, and mutable ones again some seconds later. Subdirectories
-    are read in advance while a program lists them in order.
+    A directory is read when it is used; a mutable one is read again if it is used some seconds later. While a
+    program lists subdirectories in order, the next ones are read in advance.
 
     Args:
         root: returns the node of the mount point.
@@ -375,7 +379,8 @@ class MountedTree:
         Return what a path leads to.
 
         Raises:
-            OSError: it does not exist, or leads through what is no directory, or in a circle.
+            OSError: the path does not exist, goes through an object that is not a directory, or goes in a
+                circle.
             PipegridError: a directory could not be read.
         """
         if len(path) > MOST_DEPTH:
@@ -412,7 +417,7 @@ class MountedTree:
         return found
 
     async def list_directory(self, path: MountedPath) -> list[tuple[str, MountedPlace]]:
-        """Return the children of a directory, by name; raises as ``locate`` does."""
+        """Return names and places of a directory's children; raises as ``locate`` does."""
         place = await self.locate(path)
         content = await self.content(place.node)
         if path and place.parent is not None:
@@ -434,11 +439,11 @@ class MountedTree:
                 self._reading.start(self._read(cap), cap)
 
     async def _read(self, cap: DirectoryCap) -> None:
-        with suppress(PipegridError):  # it is reported when the directory is used
+        with suppress(PipegridError):  # the error is reported when the directory is used
             await self.views.view(cap)
 
     async def attributes(self, path: MountedPath) -> dict[str, int]:
-        """Return what ``stat`` shows, times in nanoseconds; raises as ``locate`` does."""
+        """Return what ``stat`` shows, with times in nanoseconds; raises as ``locate`` does."""
         place = await self.locate(path)
         node = place.node
         size = len(node.target)
@@ -447,7 +452,7 @@ class MountedTree:
         return {
             "st_mode": node.full_mode,
             "st_ino": place.inode,
-            "st_nlink": 1,  # of directories it says that their subdirectories are not counted
+            "st_nlink": 1,  # for a directory, 1 means that its subdirectories are not counted
             "st_uid": os.getuid(),
             "st_gid": os.getgid(),
             "st_size": size,

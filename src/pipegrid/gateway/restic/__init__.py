@@ -1,1 +1,1 @@
-"""restic's REST protocol: repositories that are directories on a grid."""
+"""restic's REST protocol: each repository is a directory on the grid."""

@@ -1,4 +1,4 @@
-"""A directory of a repository: its cached list, its changes, and its subdirectories."""
+"""A directory of a restic repository: its cached list of objects, its changes, and its subdirectories."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from pipegrid.tree.directory_reading import ENTRY_BYTES, read_listing
 from pipegrid.tree.tree_grid import Grid
 
 MEMORY_BYTES = 32 << 20
-"""Of all cached lists; an object takes about 1,000."""
+"""Maximum memory of all cached lists; an entry counts ``ENTRY_BYTES``."""
 
 
 class ListMemory:
     """
-    Bounds the memory of cached lists: the least recently used are dropped.
+    Bounds the memory of cached directory lists; the least recently used lists are dropped.
 
     Args:
-        limit_bytes: of all of them.
+        limit_bytes: maximum for all lists together.
     """
 
     def __init__(self, limit_bytes: int = MEMORY_BYTES) -> None:
@@ -35,7 +35,9 @@ class ListMemory:
         self.used_bytes = 0
 
     def keep(self, directory: ObjectDirectory, entries: int) -> None:
-        """The list of a directory has this many entries, and was used."""
+        """
+        Record that a directory's list was used and how many entries it has; drop old lists if necessary.
+        """
         self.drop(directory)
         self._kept[directory] = size = ENTRY_BYTES * (1 + entries)
         self.used_bytes += size
@@ -43,20 +45,20 @@ class ListMemory:
             next(iter(self._kept)).forget()
 
     def drop(self, directory: ObjectDirectory) -> None:
-        """The list of a directory was dropped."""
+        """Record that a directory's list was dropped."""
         self.used_bytes -= self._kept.pop(directory, 0)
 
 
 class ObjectDirectory:
     """
-    One directory.
+    One directory of a repository.
 
-    An object in the cached list counts as present until the directory is read again: its name is the hash of
-    its content. Other objects are looked up on the grid. Concurrent changes become one publish
-    (``transfer.mutable.write_queue``).
+    An object in the cached list counts as present until the directory is read again, since the object's name
+    is the hash of its content. Objects that the list does not contain are looked up on the grid. Concurrent
+    changes become one publish (``transfer.mutable.write_queue``).
 
     Attributes:
-        cap: its write cap.
+        cap: write cap of the directory.
     """
 
     def __init__(self, grid: Grid, cap: DirectoryCap, memory: ListMemory) -> None:
@@ -78,9 +80,9 @@ class ObjectDirectory:
 
     def read(self) -> Deferred[Mapping[str, Cap]]:
         """
-        Fire with its current content on the grid, by name.
+        Fire with the directory's current content on the grid: caps by name.
 
-        Reads that are requested while another one runs become one.
+        Calls during a read share one further read.
         """
         waiting = self._waiters.wait()
         self._wanted = True
@@ -96,7 +98,7 @@ class ObjectDirectory:
                 self._served, self._began_s = waiters, self._grid.clock.seconds()
                 try:
                     children = await self._read()
-                except Exception as error:  # each caller handles it
+                except Exception as error:  # each caller handles the error
                     waiters.fail(error)
                 else:
                     waiters.fire(children)
@@ -105,7 +107,7 @@ class ObjectDirectory:
             self._served = None
 
     async def read_since(self, age_s: float) -> Mapping[str, Cap]:
-        """Return the content at some time in the last ``age_s`` seconds, with all changes of this gateway."""
+        """Return the content, at most ``age_s`` seconds old, with all changes that this gateway made."""
         since_s = self._grid.clock.seconds() - age_s
         if self._children is not None and self._read_s >= since_s:
             return self._children
@@ -117,7 +119,7 @@ class ObjectDirectory:
         changes = self._changes
         listing = await read_listing(self._grid, self.cap)
         children = {each.name: each.best for each in listing.entries if each.best is not None}
-        if changes == self._changes:  # otherwise the list may be out of date
+        if changes == self._changes:  # otherwise a change has made the list out of date
             self._keep(children)
             self._read_s = self._began_s
         return children
@@ -127,17 +129,23 @@ class ObjectDirectory:
         self._memory.keep(self, len(children))
 
     def forget(self) -> None:
-        """Drop the cached list; it is read again when it is needed."""
+        """Drop the cached list; the next use of the list reads it again."""
         self._children = None
         self._memory.drop(self)
 
     async def find(self, name: str) -> Cap | None:
-        """Return what has this name in the cached list, or else on the grid."""
+        """
+        Return the cap that has this name in the cached list or, if the list does not contain the name, on the
+        grid.
+        """
         known = self.known(name)
         return (await self.read()).get(name) if known is None else known
 
     def known(self, name: str) -> Cap | None:
-        """Return what has this name in the cached list; None: nothing."""
+        """
+        Return the cap that has this name in the cached list; None: the list lacks the name, or no list is
+        cached.
+        """
         if self._children is None:
             return None
         self._memory.keep(self, len(self._children))
@@ -146,15 +154,15 @@ class ObjectDirectory:
     # Changing.
 
     def look_ahead(self) -> Deferred[None]:
-        """Fetch what the next change will need; see ``Grid.look_ahead``."""
+        """Fetch in advance what the next change of the directory needs; see ``Grid.look_ahead``."""
         return self._grid.look_ahead(self.cap)
 
     async def link(self, name: str, cap: Cap, *, replace: bool = True) -> None:
         """
-        Link an object; returns when that is stored.
+        Link an object; return when the changed directory is stored.
 
         Raises:
-            ChildExists: another object has the name, and ``replace`` is false.
+            ChildExists: the directory has another object of this name, and ``replace`` is false.
             PipegridError: see ``Directory.change``.
         """
         if self.known(name) == cap:
@@ -167,11 +175,11 @@ class ObjectDirectory:
         self._changed(name, cap)
 
     async def unlink(self, name: str) -> None:
-        """Unlink an object, if it exists; returns when that is stored."""
+        """Unlink an object, if it exists; return when the changed directory is stored."""
         try:
             await self._directory.change([Unlink(name, must_exist=False)])
         finally:
-            self._changed(name, None)  # perhaps; so it is looked up again
+            self._changed(name, None)  # even after an error: it may be unlinked
 
     def _changed(self, name: str, cap: Cap | None) -> None:
         self._changes += 1
@@ -187,10 +195,10 @@ class ObjectDirectory:
 
     async def subdirectory(self, name: str) -> ObjectDirectory | None:
         """
-        Return the directory of this name; None if there is none.
+        Return the subdirectory of this name; None if it does not exist.
 
         Raises:
-            DirectoryError: what has this name is not a directory.
+            DirectoryError: the name belongs to an object that is not a directory.
             PipegridError: the grid failed.
         """
         if name in self._making:
@@ -199,17 +207,19 @@ class ObjectDirectory:
         return None if cap is None else self.opened(name, cap)
 
     async def made_subdirectory(self, name: str) -> ObjectDirectory:
-        """Return the directory of this name; it is created if it is missing. Raises as ``subdirectory``."""
+        """
+        Return the subdirectory of this name; create it if it does not exist. Raises as ``subdirectory``.
+        """
         if self._children is not None and self.known(name) is None:
-            return await self._make(name)  # finds an existing one as well
+            return await self._make(name)  # returns an existing one if the list is out of date
         return await self.subdirectory(name) or await self._make(name)
 
     def opened(self, name: str, cap: Cap) -> ObjectDirectory:
         """
-        Return the directory that has this name and cap.
+        Return the subdirectory that has this name and cap.
 
         Raises:
-            DirectoryError: the cap is not that of a directory.
+            DirectoryError: this is not the cap of a directory.
         """
         if not isinstance(cap, DirectoryCap):
             raise DirectoryError(
@@ -220,7 +230,7 @@ class ObjectDirectory:
         return self._subdirectories[cap]
 
     def _make(self, name: str) -> Deferred[ObjectDirectory]:
-        """Create it once, however many requests wait for it or are cancelled."""
+        """Create a subdirectory once, even if several requests wait for it, or some of them are cancelled."""
         waiters = self._making.get(name)
         if waiters is not None:
             return waiters.wait()
@@ -241,7 +251,7 @@ class ObjectDirectory:
         made = await self._grid.create_directory()
         try:
             await self.link(name, made.cap, replace=False)
-        except ChildExists:  # another process was faster
+        except ChildExists:  # another client has created it meanwhile
             cap = await self.find(name)
             if cap is None:
                 raise

@@ -27,42 +27,45 @@ from pipegrid.reactor.workers import CpuWorkers
 MAX_FILE_BYTES = 1 << 20
 MAX_USERS = 10_000
 MAX_CREDENTIALS_BYTES = 2000
-"""Of the header ``Authorization``, in base64."""
+"""Maximum size of the header ``Authorization``, which is in base64."""
 
 LOOK_S = 1.0
-"""The shortest time between two checks whether the file has changed."""
+"""The file is checked for changes at most once in this time."""
 
 KNOWN_S = 60.0
-"""A correct password is not hashed again within this time: bcrypt takes a tenth of a second."""
+"""A correct password is remembered this long, since bcrypt takes a tenth of a second to hash it again."""
 
 MAX_KNOWN = 1000
 AT_ONCE = 1
 MAX_WAITING = 50
-"""Passwords that wait to be hashed; further ones are refused."""
+"""Maximum number of passwords that wait to be hashed; further ones are refused."""
 
 _BCRYPT = (b"$2a$", b"$2b$", b"$2y$")
 _BCRYPT_BYTES = 72
-"""bcrypt ignores the rest of a password."""
+"""Number of bytes of a password that bcrypt uses; it ignores the rest."""
 
 _MAX_COST = 16
-"""Beyond that a password takes longer than five seconds to hash, and others wait for it."""
+"""
+Maximum cost of a bcrypt hash: above this, checking one password takes longer than five seconds and delays
+others.
+"""
 
 _SHA = b"{SHA}"
 _OTHER_SIGNS = "@._-"
 _DUMMY = b"$2b$05$fGPaBpO4r37ovJvIBO4wQetsIgFq6P.RoThODE5t8sSKIrMKiOM4C"
-"""A hash that no known password has."""
+"""A hash that belongs to no password; used for unknown users."""
 
 
 class TooManyPasswords(Exception):
-    """More passwords wait to be hashed than is allowed."""
+    """Too many passwords are waiting to be hashed."""
 
 
 class PasswordFile:
     """
-    The users in a file.
+    The users in a password file.
 
     Args:
-        path: is read again when it has changed.
+        path: the file, which is read again when it has changed.
         workers: threads that hash passwords.
         say: called with a sentence for each unusable line, and if the file cannot be read.
 
@@ -85,16 +88,18 @@ class PasswordFile:
         self._hashes = self._load()
 
     def names_user(self, authorization: str | None) -> bool:
-        """Return whether a header names a user of the file; the password is not checked."""
+        """
+        Return whether an ``Authorization`` header names a user of the file; does not check the password.
+        """
         given = parse_credentials(authorization)
         return given is not None and given[0] in self._hashes
 
     async def user_of(self, authorization: str | None) -> str | None:
         """
-        Return the user of a request with this header; None if its password is missing or wrong.
+        Return the user whom an ``Authorization`` header names; None if the password is missing or wrong.
 
         Raises:
-            TooManyPasswords: too many others are being checked.
+            TooManyPasswords: too many other passwords are being checked.
         """
         given = parse_credentials(authorization)
         if given is None:
@@ -131,7 +136,7 @@ class PasswordFile:
         return right and stored is not None
 
     def _like_others(self) -> bytes:
-        """Return a hash for an unknown user, so that the check takes as long as for a known one."""
+        """Return a hash to check for an unknown user, so that the check takes as long as for a known user."""
         return next((each for each in self._hashes.values() if each[:4] in _BCRYPT), _DUMMY)
 
     def _look(self) -> None:
@@ -144,7 +149,7 @@ class PasswordFile:
         try:
             self._hashes = self._load()
         except UsageError as error:
-            # While the file cannot be read, old passwords are not accepted.
+            # While the file cannot be read, no password is accepted.
             self._hashes = {}
             self._say(str(error))
         self._known.clear()
@@ -176,7 +181,7 @@ class PasswordFile:
 
 
 def parse_users(text: str) -> tuple[dict[str, bytes], list[tuple[int, str]]]:
-    """Return the hash of each user, and for each unusable line its number and a message."""
+    """Return the hash of each user, and the number and the problem of each unusable line."""
     hashes: dict[str, bytes] = {}
     problems: list[tuple[int, str]] = []
     for number, line in enumerate(text.split("\n"), 1):
@@ -203,12 +208,12 @@ def parse_users(text: str) -> tuple[dict[str, bytes], list[tuple[int, str]]]:
 
 
 def is_user(name: str) -> bool:
-    """Return whether a user may have this name."""
+    """Return whether this is a valid name for a user."""
     return 0 < len(name) <= 100 and all(each.isalnum() or each in _OTHER_SIGNS for each in name)
 
 
 def parse_credentials(header: str | None) -> tuple[str, bytes] | None:
-    """Return the user and the password of a header ``Authorization``; None if it has none."""
+    """Return user and password from an ``Authorization`` header; None if it does not contain them."""
     if header is None or len(header) > MAX_CREDENTIALS_BYTES:
         return None
     scheme, _, encoded = header.strip().partition(" ")

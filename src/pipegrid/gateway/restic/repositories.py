@@ -1,11 +1,10 @@
 """
-Repositories of restic: directories below the directory of the client's alias ``restic``, each with a
-directory for each kind of object, with immutable files.
+Repositories of restic: directories below the directory of the client's alias ``restic``.
 
-A repository has the layout that restic uses on a disk, with ``data`` split into 256 directories by the first
-byte of the id: restic can open what ``pipegrid get -r`` fetches. Linking a pack publishes only a 256th of all
-links; concurrent links become one publish. ``private/aliases`` has the alias's write cap; creating the first
-repository creates it.
+A repository has one directory for each kind of object; its objects are immutable files. The layout is that of
+restic on a disk, so restic can open what ``pipegrid get -r`` fetches. ``data`` is split into 256 directories
+by the first byte of the id, so linking a pack publishes only one of them; concurrent links become one
+publish. ``private/aliases`` has the alias's write cap, written when the first repository is created.
 """
 
 from __future__ import annotations
@@ -41,51 +40,53 @@ from pipegrid.tree.directory import check_writable
 from pipegrid.tree.tree_grid import Grid
 
 LISTS_AT_ONCE = 16
-"""Directories of ``data`` that are read at once for a list."""
+"""How many subdirectories of ``data`` are read at the same time for a list."""
 
 KEYS_S = 2.0
-"""The oldest age of the list of keys."""
+"""Maximum age of a cached list of keys, in seconds."""
 
 MAX_KEYS = 20
-"""Keys that are read in advance, since restic tries up to this many."""
+"""Maximum number of keys that are read in advance; restic tries up to this many."""
 
 MAX_HELD_LOCKS = 100
 MAX_LOCK_BYTES = 64 << 10
-"""Of a lock that is held in memory; restic's have about 200."""
+"""Maximum size of a lock that is held in memory; restic's locks have about 200 bytes."""
 
 SMALL_KINDS = (CONFIG, KEYS)
 
 INLINE_KINDS = (CONFIG, KEYS, SNAPSHOTS)
 INLINE_BYTES = 1 << 10
 """
-Objects of these kinds up to this size are in the cap by which they are linked: to store one takes one round
-trip instead of two, and to read one none. Locks are not: a directory that too few servers have taken may have
-a lock that counts as not stored.
+Objects of ``INLINE_KINDS`` up to this size are stored as literal caps in their directory. This saves one of
+two round trips when they are stored, and all when they are read. Locks are not stored so: if too few servers
+store the directory, the lock counts as not stored, although some servers have it.
 """
 
 AHEAD_S = 1.0
-"""A list that was read before restic asked for it may be so old."""
+"""Maximum age of a list that was read in advance, in seconds."""
 
 _LISTED_TOGETHER = {INDEX: SNAPSHOTS, SNAPSHOTS: INDEX}
-"""restic lists both, one after the other."""
+"""restic lists indexes and snapshots one after the other, so the second is read in advance."""
 
 File = ChkCap | LitCap
 
 
-# Each command of restic begins by reading keys and config, so their contents are cached.
+# Each command of restic first reads keys and config, so the gateway caches their contents.
 
 SMALL_BYTES = 16 << 10
-"""The largest object whose content is cached; a config has 155 bytes, a key about 450."""
+"""Maximum size of an object whose content is cached; a config has 155 bytes, a key about 450."""
 
 MAX_SMALL = 256
-"""Contents that are cached."""
+"""Maximum number of cached contents."""
 
 SMALL_S = 60.0
-"""The longest time in the cache, so that losses on the grid are noticed."""
+"""How long a content stays in the cache; after this, a loss of the object on the grid is noticed."""
 
 
 class SmallObjects:
-    """Contents of small objects by their caps, cached for a minute; concurrent requests share one fetch."""
+    """
+    Contents of small objects by cap, cached for a minute; concurrent requests for a content share one fetch.
+    """
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
@@ -94,7 +95,7 @@ class SmallObjects:
 
     def fetch(self, cap: ChkCap) -> Deferred[bytes]:
         """
-        Fire with the content.
+        Fire with the content of a small object.
 
         Fails as ``Grid.read`` does.
         """
@@ -127,7 +128,7 @@ class SmallObjects:
 
 
 def is_small(cap: ChkCap | LitCap) -> bool:
-    """Return whether the content of an object is cached."""
+    """Return whether an object is small enough for its content to be cached."""
     return isinstance(cap, ChkCap) and cap.size <= SMALL_BYTES
 
 
@@ -135,21 +136,21 @@ def is_small(cap: ChkCap | LitCap) -> bool:
 
 
 class ObjectExists(Exception):
-    """Another ``config`` exists, which is never replaced."""
+    """The repository has another ``config``, which is never replaced."""
 
 
 class Repository:
     """
-    One repository.
+    One repository of restic.
 
-    When ``store`` returns, the object is stored and linked. The directory for its link is read, or created,
+    When ``store`` returns, the object is stored and linked. The directory for its link is read or created
     while the object is stored.
 
-    If too few servers are reachable to store anything, **locks** are held in memory, since restic locks a
-    repository before it reads it. Nothing else is changed until they are stored.
+    restic locks a repository before it reads it. So if too few servers are reachable to store a **lock**, it
+    is held in memory. Other changes first store these locks, and fail if that fails.
 
     Args:
-        directory: its own.
+        directory: the repository's directory.
         small: contents of small objects.
     """
 
@@ -171,9 +172,9 @@ class Repository:
 
     def look_ahead(self) -> None:
         """
-        Begin to read what each command of restic reads first: keys, config, and the list of locks.
+        Start reading what each command of restic reads first: keys, config, and the list of locks.
 
-        Failures are ignored, since the requests that need the objects report them.
+        Errors are ignored: requests that need these objects report them.
         """
         self._read_ahead(LOCKS)
         for kind in (CONFIG, KEYS):
@@ -188,9 +189,9 @@ class Repository:
         caps = [cap for cap in children.values() if isinstance(cap, ChkCap) and is_small(cap)]
         await DeferredList([self._small.fetch(cap) for cap in caps[:MAX_KEYS]], consumeErrors=True)
 
-    # Commands agree by locks which of them may go on: each stores a lock and then lists all of them. So a
-    # list that was read ahead is used only if no lock was stored or listed, by whichever command, since that
-    # read began: it is as of a time after the last lock of the command that asks for it.
+    # Commands of restic use locks to agree which of them may go on: each stores a lock and then lists all
+    # locks. So a list that was read in advance is used only if no command has stored or listed a lock since
+    # that read began. Then the list is newer than the last lock of the command that asks for it.
 
     def _read_ahead(self, kind: str) -> None:
         self._ahead[kind] = self._lock_events, self._grid.clock.seconds()
@@ -203,8 +204,8 @@ class Repository:
         Deferred.fromCoroutine(read()).addErrback(lambda _: None)
 
     async def _listed(self, kind: str, directory: ObjectDirectory) -> Mapping[str, Cap]:
-        """Return what is in the directory of a kind, as it is now, or as it was read ahead."""
-        if kind == KEYS:  # each command lists them at its beginning
+        """Return the content of the directory of a kind: read now, or in advance if that is recent enough."""
+        if kind == KEYS:  # each command lists the keys when it begins
             return await directory.read_since(KEYS_S)
         events, began_s = self._ahead.pop(kind, (-1, 0.0))
         age_s = self._grid.clock.seconds() - began_s
@@ -213,13 +214,16 @@ class Repository:
         return await directory.read()
 
     async def content(self, kind: str, found: File) -> bytes | None:
-        """Return the content of an object from the cache; None: it must be fetched."""
+        """
+        Return the content of an object if its cap contains it, or if it is a small config or key, which are
+        cached; otherwise None.
+        """
         if isinstance(found, LitCap):
             return found.data
         return await self._small.fetch(found) if kind in SMALL_KINDS and is_small(found) else None
 
     async def find(self, kind: str, object_id: str) -> File | None:
-        """Return the cap of an object; None if there is none."""
+        """Return the cap of an object; None if the object does not exist."""
         if kind == LOCKS and object_id in self._held:
             return self._held[object_id]
         directory = await self._directory_of(kind, object_id)
@@ -264,13 +268,13 @@ class Repository:
 
     async def store(self, kind: str, object_id: str, source: SourceLike) -> None:
         """
-        Store an object; returns when it is linked.
+        Store an object; return when it is linked.
 
         Args:
-            source: as for ``Grid.put``; its bytes have been checked. It is read twice.
+            source: as for ``Grid.put``; its SHA-256 has been checked. It is read twice.
 
         Raises:
-            ObjectExists: another ``config`` exists, with different content.
+            ObjectExists: the repository has a ``config`` with different content.
             PipegridError: the grid failed.
         """
         if kind == LOCKS:
@@ -290,8 +294,8 @@ class Repository:
             return
         looking = Deferred.fromCoroutine(self._ready_directory(kind, object_id))
         try:
-            # With convergence, what restic sends again after an interruption is on the servers already.
-            # restic encrypts the content, so equal content reveals nothing about the files.
+            # With convergence, an object that restic sends again after an interruption need not be uploaded
+            # again. restic encrypts objects, so equal objects reveal nothing about the files.
             stored = await self._grid.put(source)
         except BaseException:
             looking.addErrback(lambda _: None)
@@ -311,12 +315,12 @@ class Repository:
 
     async def _ready_directory(self, kind: str, object_id: str) -> ObjectDirectory:
         directory = await self._made_directory(kind, object_id)
-        with suppress(Exception):  # if it fails, the change fails as well and reports it
+        with suppress(Exception):  # after a failure here, the link fails as well and reports it
             await directory.look_ahead()
         return directory
 
     async def remove(self, kind: str, object_id: str) -> None:
-        """Unlink an object, if it exists; returns when that is stored."""
+        """Unlink an object, if it exists; return when the changed directory is stored."""
         if kind == LOCKS:
             if self._held.pop(object_id, None) is not None:
                 return
@@ -358,7 +362,7 @@ class Repository:
 
 
 def _objects(children: Mapping[str, Cap]) -> list[tuple[str, int]]:
-    """Return ids and sizes of restic's objects; other names are ignored."""
+    """Return ids and sizes of the children whose names are restic's ids."""
     return [
         (name, cap.size)
         for name, cap in children.items()
@@ -367,7 +371,7 @@ def _objects(children: Mapping[str, Cap]) -> list[tuple[str, int]]:
 
 
 def _small_content(source: Any, most_bytes: int) -> bytes | None:
-    """Return the content of a source; None: it has more bytes than that."""
+    """Return the content of a source; None if it has more than ``most_bytes``."""
     if isinstance(source, bytes):
         return source if len(source) <= most_bytes else None
     source.seek(0)
@@ -378,7 +382,7 @@ def _small_content(source: Any, most_bytes: int) -> bytes | None:
 
 ALIAS = "restic"
 MAX_OPEN = 64
-"""Repositories that are kept open."""
+"""Maximum number of repositories that are kept open."""
 
 
 class Repositories:
@@ -386,7 +390,7 @@ class Repositories:
     All repositories of a client.
 
     Args:
-        directory: the client's.
+        directory: the client's directory.
     """
 
     def __init__(self, grid: Grid, directory: Path) -> None:
@@ -400,13 +404,13 @@ class Repositories:
 
     async def open(self, folders: Sequence[str], *, fresh: bool = False) -> Repository | None:
         """
-        Return a repository; None if there is none.
+        Return a repository; None if it does not exist.
 
         Args:
-            fresh: read again what other clients may have changed, and read in advance what restic needs next.
+            fresh: read again what other clients may have changed, and start reading what restic needs next.
 
         Raises:
-            UsageError, CapError: the alias is not that of a directory that can be changed.
+            UsageError, CapError: the alias does not name a directory that can be changed.
             PipegridError: the grid failed.
         """
         here = self._find_root()
@@ -423,7 +427,7 @@ class Repositories:
         """
         Create a repository, if it does not exist.
 
-        Raises: as ``open``; SinkError: the alias cannot be written.
+        Raises: as ``open``; and SinkError: the alias cannot be written.
         """
         here = self._find_root() or await self._make_root()
         for name in folders:
@@ -457,7 +461,7 @@ class Repositories:
                 made = await self._grid.create_directory()
                 try:
                     add_alias(self._path, ALIAS, str(made.cap))
-                except UsageError:  # another process was faster
+                except UsageError:  # another process has added the alias meanwhile
                     if self._find_root() is None:
                         raise
                 found = self._find_root()
@@ -466,7 +470,7 @@ class Repositories:
 
 
 def _known_way(root: ObjectDirectory, folders: Sequence[str]) -> list[ObjectDirectory]:
-    """Return the directories that lead to a repository, and its own, as far as they are known."""
+    """Return the directories from the root to a repository's own, as far as cached lists contain them."""
     way = [root]
     for name in folders:
         cap = way[-1].known(name)

@@ -23,17 +23,17 @@ KEYS = "keys"
 LOCKS = "locks"
 SNAPSHOTS = "snapshots"
 KINDS = (DATA, INDEX, KEYS, LOCKS, SNAPSHOTS)
-"""The directories of a repository; ``config`` is a file next to them."""
+"""Names of a repository's directories, one for each kind of object; the file ``config`` is next to them."""
 
 V1_TYPE = "application/vnd.x.restic.rest.v1"
 V2_TYPE = "application/vnd.x.restic.rest.v2"
 
 MAX_FOLDERS = 2
-"""A repository is ``NAME`` or ``USER/NAME``, as in rest-server."""
+"""Maximum number of names in a repository's path: ``NAME`` or ``USER/NAME``, as in rest-server."""
 
 MAX_NAME_CHARACTERS = 100
 MAX_PATH_BYTES = 2000
-"""Of a whole percent-encoded path: two names in UTF-8, a kind and an id."""
+"""Maximum size of a percent-encoded path: two names in UTF-8, a kind and an id."""
 
 _BUCKET = re.compile(r"[0-9a-f]{2}")
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
@@ -43,12 +43,12 @@ _ID = re.compile(r"[0-9a-f]{64}")
 @attrs.frozen
 class RepositoryPath:
     """
-    What a request is for.
+    What the path of a request names.
 
     Attributes:
-        folders: one or two names that lead to the repository.
-        kind: one of ``KINDS``, or ``CONFIG``; empty: the repository itself.
-        object_id: 64 hexadecimal digits; empty: the list of the kind, or ``CONFIG``.
+        folders: the repository's path, as one or two names.
+        kind: one of ``KINDS``, or ``CONFIG``; empty for the repository itself.
+        object_id: 64 hexadecimal digits; empty for the list of a kind, and for ``CONFIG``.
     """
 
     folders: tuple[str, ...]
@@ -57,16 +57,16 @@ class RepositoryPath:
 
     @property
     def is_object(self) -> bool:
-        """Whether it names one object."""
+        """Whether the path names a single object."""
         return self.kind == CONFIG or bool(self.object_id)
 
 
 def parse_path(path: bytes) -> RepositoryPath | None:
     """
-    Return what a path below ``/restic/`` names; None if it is not part of the protocol.
+    Return what a path below ``/restic/`` names; None if the protocol has no such path.
 
     Args:
-        path: as in the request, percent-encoded, without the query.
+        path: percent-encoded, as in the request, without the query.
     """
     if len(path) > MAX_PATH_BYTES:
         return None
@@ -79,7 +79,7 @@ def parse_path(path: bytes) -> RepositoryPath | None:
 
 
 def _parsed(names: Sequence[str]) -> RepositoryPath | None:
-    is_directory = names[-1] == ""  # after the last slash
+    is_directory = names[-1] == ""  # nothing follows the last slash
     if is_directory:
         names = names[:-1]
     depth = next((at for at, name in enumerate(names) if _is_reserved(name)), len(names))
@@ -101,7 +101,7 @@ def _is_reserved(name: str) -> bool:
 
 
 def is_folder_name(name: str) -> bool:
-    """Return whether a repository, or the folder of one, may have this name."""
+    """Return whether a repository or a user's folder may have this name."""
     return (
         0 < len(name) <= MAX_NAME_CHARACTERS
         and name.isprintable()
@@ -113,17 +113,17 @@ def is_folder_name(name: str) -> bool:
 
 
 def is_object_id(text: str) -> bool:
-    """Return whether this is a SHA-256 in hexadecimal, as restic writes it."""
+    """Return whether a text is a SHA-256 in lower-case hexadecimal digits, as restic writes it."""
     return _ID.fullmatch(text) is not None
 
 
 def is_bucket(text: str) -> bool:
-    """Return whether this is the name of a directory in ``data``."""
+    """Return whether a text is the name of a subdirectory of ``data``."""
     return _BUCKET.fullmatch(text) is not None
 
 
 def bucket_of(object_id: str) -> str:
-    """Return the directory in ``data`` of an object, as in restic's layout on a disk."""
+    """Return the name of an object's subdirectory of ``data``, as in restic's layout on a disk."""
     return object_id[:2]
 
 
@@ -131,12 +131,12 @@ def bucket_of(object_id: str) -> str:
 
 
 def list_type(accept: str) -> str:
-    """Return the media type of a list for a client with this header ``Accept``."""
+    """Return the media type of a list for a client that sends this ``Accept`` header."""
     return V2_TYPE if accept.strip() == V2_TYPE else V1_TYPE
 
 
 def list_items(objects: Iterable[tuple[str, int]], kind: str) -> list[bytes]:
-    """Return the items of a list, as JSON; objects are ids and sizes in bytes."""
+    """Return the items of a list as JSON, from the ids of objects and their sizes in bytes."""
     if kind == V1_TYPE:
         return [json.dumps(object_id).encode() for object_id, _ in objects]
     return [
@@ -145,17 +145,17 @@ def list_items(objects: Iterable[tuple[str, int]], kind: str) -> list[bytes]:
     ]
 
 
-# Ranges. A range beyond the end is an error, so that restic does not retry it.
+# A range that begins after the end of an object is an error, so that restic does not retry the request.
 
 
 @attrs.frozen
 class ObjectRange:
     """
-    A part of an object.
+    The part of an object that a request asks for.
 
     Attributes:
         start, length: in bytes.
-        content_range: the header of a partial response; empty: the whole object is requested.
+        content_range: header ``Content-Range`` of a partial response; empty for the whole object.
     """
 
     start: int
@@ -165,10 +165,10 @@ class ObjectRange:
 
 def parse_object_range(header: str | None, size: int) -> ObjectRange | None:
     """
-    Return the part of an object of ``size`` bytes that a ``Range`` requests; None if it begins beyond the
-    end.
+    Return the part of an object of ``size`` bytes that a ``Range`` header requests; None if it begins after
+    the end.
 
-    Anything but a single range of bytes is ignored, as HTTP permits.
+    A header that is not a single range of bytes is ignored, as HTTP permits.
     """
     match = _RANGE.fullmatch(header.strip()) if header is not None and len(header) < 100 else None
     first, last = (match[1], match[2]) if match is not None else ("", "")

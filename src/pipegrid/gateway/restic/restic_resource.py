@@ -1,8 +1,8 @@
 """
 The resource ``/restic``: requests of restic's REST protocol, versions 1 and 2, and their responses.
 
-``/restic/NAME/`` is a repository, as is ``/restic/USER/NAME/``. Statuses are those of rest-server, so that
-restic knows which failures are final. But storing an object again with the same content succeeds, since
+``/restic/NAME/`` and ``/restic/USER/NAME/`` are repositories. Statuses are those of rest-server, so that
+restic knows which failures are final. But to store an object again with the same content succeeds, since
 restic repeats a request whose response was lost.
 """
 
@@ -37,7 +37,10 @@ from pipegrid.gateway.web_api.download_turns import PacedDownload
 from pipegrid.tree.tree_grid import Grid
 
 MAX_OBJECT_BYTES = 1 << 30
-"""restic's packs have 16 MiB, at most 128 if so configured; its largest index has about 30."""
+"""
+Maximum size of an object: restic's packs have 16 MiB, or up to 128 if so configured, its largest index about
+30.
+"""
 
 _OBJECT_TYPE = "application/octet-stream"
 _LOOPBACK = ("127.", "::1", "::ffff:127.")
@@ -47,11 +50,11 @@ log = Logger()
 
 class ResticResource(Resource):
     """
-    Handles everything below ``/restic``: access, then one method for each kind of request.
+    Handles all requests below ``/restic``: checks passwords, and stores, sends, lists and removes objects.
 
     Raises:
-        UsageError: the password file cannot be read; is missing although each user is to get private
-            repositories; or exists although no passwords are required.
+        UsageError: the password file cannot be read; or it does not exist although repositories are private;
+            or it exists although no passwords are required.
     """
 
     isLeaf = True
@@ -79,7 +82,7 @@ class ResticResource(Resource):
     def look_at_head(
         self, method: bytes, path: bytes, headers: Headers, length: int | None, body: BodySpool
     ) -> None:
-        """Refuse a body without a valid user, or one that is too large, before it arrives."""
+        """Refuse a body that is too large or comes without a valid user, before the body arrives."""
         body.allow(MAX_OBJECT_BYTES)
         body.hasher = hashlib.sha256()
         if self._settings.no_auth or (length is not None and length <= IN_MEMORY_BYTES):
@@ -95,11 +98,11 @@ class ResticResource(Resource):
             if not passwords.names_user(given) or await passwords.user_of(given) is None:
                 body.refuse(BodyRefused(_WRONG_PASSWORD, 401))
 
-        # What else it raises, the request raises again.
+        # Other errors are raised again when the request is handled.
         Deferred.fromCoroutine(check()).addErrback(lambda _: None)
 
     def render(self, request: Any) -> int:
-        """Begin to answer a request; a client that disconnects cancels it."""
+        """Begin to answer a request; if the client disconnects, the work is cancelled."""
         return respond(request, self._answer(request), self._grid.clock)
 
     async def _answer(self, request: Any) -> HttpResponse | None:
@@ -135,7 +138,7 @@ class ResticResource(Resource):
     # Access.
 
     async def _admitted(self, request: Any) -> str | None:
-        """Return the user of a request; None where no passwords are required."""
+        """Return the user of a request; None if no passwords are required."""
         if self._settings.no_auth:
             if _is_on_this_machine(request):
                 return None
@@ -156,10 +159,10 @@ class ResticResource(Resource):
 
     def _password_file(self) -> PasswordFile:
         """
-        Return the password file, which may have been missing when the gateway started.
+        Return the password file; it may have been created after the gateway started.
 
         Raises:
-            WebError: it still is, or it cannot be read.
+            WebError: the file does not exist, or cannot be read.
         """
         path = self._settings.password_file
         try:
@@ -174,7 +177,7 @@ class ResticResource(Resource):
             )
         except UsageError as error:
             why = str(error)
-        if not self._said:  # restic shows the status alone
+        if not self._said:  # restic shows only the status, not the text
             self._said = True
             _say(why)
         raise WebError(403, why)
@@ -222,7 +225,7 @@ class ResticResource(Resource):
     # Objects.
 
     async def _send(self, request: Any, path: RepositoryPath) -> None:
-        # Each command of restic begins with this request.
+        # Each command of restic sends this request first: HEAD of ``config``.
         is_first = path.kind == CONFIG and request.method == b"HEAD"
         repository = await self._opened(path, fresh=is_first)
         found = await repository.find(path.kind, path.object_id)

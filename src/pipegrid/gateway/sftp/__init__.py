@@ -1,1 +1,1 @@
-"""SFTP: a directory of the grid for each account, over SSH by Twisted Conch."""
+"""SFTP for clients, over SSH by Twisted Conch; each account has a directory of the grid."""

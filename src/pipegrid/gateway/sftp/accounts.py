@@ -1,5 +1,5 @@
 """
-The accounts file, in Tahoe-LAFS's format: names, passwords or public keys, and caps of directories.
+The accounts file, in Tahoe-LAFS's format. A line has a name, a password or public key, and a directory's cap.
 
     # name   password            cap of the account's directory
     alice    correct-horse       URI:DIR2:...
@@ -32,11 +32,11 @@ MOST_LINES = 10_000
 @attrs.frozen
 class Account:
     """
-    One line of the file.
+    One account: a line of the file.
 
     Attributes:
-        key: a public key as SSH sends it; None: the account has a password.
-        password_hash: SHA-256 with ``salt``.
+        key: public key as SSH sends it; None: the account has a password.
+        password_hash: see ``password_hash``; empty: the account has a key.
     """
 
     name: str
@@ -50,10 +50,10 @@ def parse_accounts(text: str, salt: bytes) -> Iterator[Account]:
     Yield the accounts of a file.
 
     Args:
-        salt: of the hashes of passwords.
+        salt: key of the passwords' hashes.
 
     Raises:
-        UsageError: a line is malformed; the message names it, and contains nothing secret.
+        UsageError: a line is malformed; the message contains the line's number, but no secret.
     """
     lines = text.splitlines()
     if len(lines) > MOST_LINES:
@@ -93,7 +93,7 @@ def _parse_line(line: str, salt: bytes) -> Account:
 
 
 def password_hash(password: bytes, salt: bytes) -> bytes:
-    """Return the hash by which passwords are compared, in constant time for each length."""
+    """Return a hash of a password; comparing hashes takes the same time for all passwords."""
     return hmac.new(salt, password, hashlib.sha256).digest()
 
 
@@ -102,7 +102,7 @@ class Accounts:
     The accounts of a file, which is read again when it has changed.
 
     Raises:
-        UsageError: it cannot be read, or a line is malformed.
+        UsageError: the file cannot be read, or a line is malformed.
     """
 
     _log = Logger()
@@ -148,7 +148,9 @@ class Accounts:
 
     def with_password(self, name: str, password: bytes) -> Account | None:
         """
-        Return the account with this name and password; the time does not depend on which of them is wrong.
+        Return the account with this name and password; None if there is none.
+
+        The time that this takes does not show whether the name or the password is wrong.
         """
         given = password_hash(password, self._salt)
         found = None
@@ -159,7 +161,7 @@ class Accounts:
         return found
 
     def with_key(self, name: str, key: bytes) -> Account | None:
-        """Return the account with this public key, whose signature must still be verified."""
+        """Return the account with this name and public key; the caller must verify the client's signature."""
         matching = (each for each in self._current() if (each.name, each.key) == (name, key))
         return next(matching, None)
 

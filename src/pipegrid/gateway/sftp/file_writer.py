@@ -1,8 +1,8 @@
 """
-Files that clients write: temporary files without names, until a close stores them.
+Files that clients write: the content is in temporary files without names until it is stored.
 
-A file is stored as a whole when its last handle is closed: as a new immutable file in place of the linked
-one, or as new content of a mutable one. Until then the grid has the previous content.
+When a client closes a handle for writing, the whole file is stored: as a new immutable file that replaces the
+linked one or, if that is mutable, as its new content. Until then the grid has the previous content.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from pipegrid.tree.directory_views import DirectoryViews, described, entry_of
 from pipegrid.tree.tree_grid import Grid
 
 MOST_FILES = 512
-"""Files that may be written at once, each of which takes a temporary file."""
+"""Maximum number of files that are written at the same time; each may need a temporary file."""
 
 MOST_FILES_OF_ACCOUNT = 256
-"""The same of all sessions of one account, so that others can write, too."""
+"""Maximum for all sessions of one account, so that other accounts can write, too."""
 
 MEMORY_BYTES = 16 << 10
-"""Content up to this size stays in memory."""
+"""Content of up to this size stays in memory; larger content goes to a temporary file."""
 
 
 class TemporarySpace:
     """
-    Temporary space of all files that are being written.
+    Temporary space for all files that are being written.
 
     Args:
-        directory: of the files.
-        most_bytes: of all of them.
+        directory: directory of the temporary files.
+        most_bytes: maximum for all files together.
     """
 
     def __init__(self, directory: Path, most_bytes: int) -> None:
@@ -57,10 +57,10 @@ class TemporarySpace:
 
     def take(self, count: int) -> None:
         """
-        Reserve bytes, or free them if the count is negative.
+        Reserve bytes; a negative count frees them.
 
         Raises:
-            SftpError: that would exceed the limit.
+            SftpError: more than ``most_bytes`` would be reserved.
         """
         if self.used_bytes + count > self._most_bytes and count > 0:
             raise SftpError(
@@ -71,10 +71,10 @@ class TemporarySpace:
 
     def open(self) -> BinaryIO:
         """
-        Return a new file without a name.
+        Return a new temporary file without a name.
 
         Raises:
-            SftpError: the disk has no space for it.
+            SftpError: the file cannot be created, for example because the disk is full.
         """
         try:
             return tempfile.TemporaryFile(prefix="pipegrid-", dir=self._directory)
@@ -104,9 +104,9 @@ def _write_all(file: BinaryIO, data: bytes | bytearray, offset: int) -> None:
 
 class WriteBuffer:
     """
-    The content of a file that is being written, by position; small content is held in memory.
+    The content of a file that is being written; up to ``MEMORY_BYTES`` of it are held in memory.
 
-    Each method that changes it raises SftpError if there is no space.
+    Each method that changes the content raises SftpError if there is too little space.
     """
 
     def __init__(self, space: TemporarySpace) -> None:
@@ -120,7 +120,7 @@ class WriteBuffer:
         self._closed = False
 
     def write(self, offset: int, data: bytes) -> None:
-        """Write bytes at a position; a gap is filled with zeros."""
+        """Write bytes at an offset; a gap before them is filled with zeros."""
         self._grow(max(self.size, offset + len(data)))
         if self._file is None:
             self._memory[offset : offset + len(data)] = data
@@ -128,7 +128,7 @@ class WriteBuffer:
             _write_all(self._file, data, offset)
 
     def truncate(self, size: int) -> None:
-        """Cut the content, or extend it with zeros."""
+        """Change the size: cut the content, or extend it with zeros."""
         if size > self.size:
             self._grow(size)
             return
@@ -173,7 +173,7 @@ class WriteBuffer:
             raise _no_space(error) from error
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return a range; it is shorter at the end of the content."""
+        """Return a range of the content; the result is shorter if the range extends beyond the end."""
         if self._file is None:
             return bytes(self._memory[offset : offset + length])
         try:
@@ -188,7 +188,7 @@ class WriteBuffer:
         return bytes(self._memory) if self._file is None else self._file
 
     def close(self) -> bool:
-        """Give its space back; return False if that was done before."""
+        """Free the space of the content; return False if this was done before."""
         if self._closed:
             return False
         self._closed = True
@@ -201,38 +201,39 @@ class WriteBuffer:
 
 @attrs.frozen
 class LinkPlace:
-    """A name in a directory that can be changed."""
+    """Where a file can be linked: a name in a directory that the account can change."""
 
     directory: Directory
     name: str
 
     @property
     def key(self) -> tuple[bytes | None, str]:
-        """A key that is the same for all caps of the directory."""
+        """Storage index and name; the storage index is the same for all caps of a directory."""
         return self.directory.cap.storage_index, self.name
 
 
 @attrs.define(eq=False)
 class WrittenFile:
     """
-    A file that is open for writing, or whose close is being stored.
+    A file that is open for writing or is being stored after a close.
 
     Attributes:
-        owner: the session that opened it.
-        account: the directory of that session's account.
-        place: where it will be stored; None: it was removed, and its content goes with its last handle.
-        entry: what its directory has of it; None: nothing yet.
-        buffer: its content; see ``WrittenFiles.load``.
-        is_loaded: whether ``buffer`` has the grid's content; if not, that is fetched before the first use.
-        attributes: that were set and are not stored.
-        replace: whether it may replace a child that appeared after it was opened.
-        handles: how many are open.
-        writers: those of them that may write.
-        storing: how many closes are being stored.
-        is_changed: whether it has content that is not stored.
-        is_broken: whether a write has failed: then it is not stored, since its content is not what the client
-            meant.
-        is_linking: whether its directory is being changed: its place cannot change now.
+        owner: the session that opened the file for writing.
+        account: the cap of the account's directory.
+        place: where the file will be linked; None: it was removed, and its content is dropped with its last
+            handle.
+        entry: the file's entry in its directory; None: not linked yet.
+        buffer: the content; see ``WrittenFiles.load``.
+        is_loaded: whether ``buffer`` contains the grid's content; otherwise that is fetched before the first
+            use.
+        attributes: attributes that were set and are not stored yet.
+        replace: whether the file may replace a child that another client linked after the file was opened.
+        handles: number of open handles.
+        writers: number of open handles for writing.
+        storing: number of closes and syncs that are being stored.
+        is_changed: whether the content has changes that are not stored.
+        is_broken: whether a write has failed; the file is not stored then, since its content is incomplete.
+        is_linking: whether its directory is being changed; the place must not change meanwhile.
     """
 
     owner: object
@@ -254,22 +255,22 @@ class WrittenFile:
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """The metadata of its entry, with the attributes set since."""
+        """The metadata of the entry, with the attributes that are not stored yet."""
         before = self.entry.metadata if self.entry is not None else {}
         return {**before, **metadata_changes(before, "file", self.attributes)}
 
     @property
     def size(self) -> int | None:
-        """Its size in bytes; None: as its entry's cap says, since it is not loaded yet."""
+        """The size in bytes; None: not loaded yet, so the cap of the entry has the size."""
         return self.buffer.size if self.is_loaded else None
 
     def set_attributes(self, change: FileAttributes) -> None:
-        """Set what is not None; a change of size changes the content."""
+        """Set the attributes that are not None, except the size, which ``WrittenFiles.truncate`` changes."""
         self.attributes = merged(self.attributes, change)
 
 
 def merged(before: FileAttributes, change: FileAttributes) -> FileAttributes:
-    """Return attributes with a change, without the size."""
+    """Return attributes with those of ``change`` that are not None; the size is left out."""
     return FileAttributes(
         None,
         change.ids if change.ids is not None else before.ids,
@@ -280,12 +281,12 @@ def merged(before: FileAttributes, change: FileAttributes) -> FileAttributes:
 
 class WrittenFiles:
     """
-    All files of one gateway that are being written.
+    All files that clients of one gateway are writing.
 
     Args:
         grid: an open grid.
-        views: record what is stored.
-        now: seconds since 1970, for times of changes.
+        views: cached directories, which get the entries of stored files.
+        now: returns the time in seconds since 1970, for modification times.
     """
 
     def __init__(
@@ -305,16 +306,19 @@ class WrittenFiles:
         self._idle: Waiters[None] = Waiters()
 
     def at(self, index: bytes | None, name: str) -> WrittenFile | None:
-        """Return the file that is being written under a name of the directory with a storage index."""
+        """
+        Return the file that is being written under a name, in the directory with a storage index; None if
+        there is none.
+        """
         return self._at.get((index, name))
 
     @property
     def count(self) -> int:
-        """How many files are being written or stored."""
+        """The number of files that are being written or stored."""
         return len(self._at)
 
     def in_directory(self, index: bytes | None) -> list[tuple[str, WrittenFile]]:
-        """Return the files that are being written in a directory, with their names."""
+        """Return names and files that are being written in the directory with a storage index."""
         return [(key[1], file) for key, file in self._at.items() if key[0] == index]
 
     def begin(
@@ -327,15 +331,15 @@ class WrittenFiles:
         replace: bool,
     ) -> WrittenFile:
         """
-        Return a file that is now being written.
+        Begin to write a file, and return it.
 
         Args:
-            account: the directory of the account.
-            empty: whether its content begins as nothing, and not as what the entry's cap has.
+            account: the cap of the account's directory.
+            empty: whether the content is empty at first; otherwise it is that of the entry's cap.
             replace: see ``WrittenFile``.
 
         Raises:
-            SftpError: there is no space, or the account has too many files open.
+            SftpError: too many files are being written, by all accounts or by this one.
         """
         if self._of_account.get(account, 0) >= MOST_FILES_OF_ACCOUNT:
             raise SftpError(
@@ -350,7 +354,10 @@ class WrittenFiles:
         return file
 
     def move(self, file: WrittenFile, place: LinkPlace | None) -> None:
-        """Move a file to another place; None: it is removed. A file being written there loses the place."""
+        """
+        Move a file to another place; None removes it. Another file that is being written at that place is not
+        stored.
+        """
         if file.place is not None and self._at.get(file.place.key) is file:
             del self._at[file.place.key]
         file.place = place
@@ -359,20 +366,20 @@ class WrittenFiles:
             self._at[place.key] = file
 
     def remove(self, place: LinkPlace) -> None:
-        """Do not store the file that is being written at a place."""
+        """Forget the file that is being written at a place, if any: it will not be stored."""
         there = self._at.pop(place.key, None)
         if there is not None:
             there.place = None
 
     async def load(self, file: WrittenFile, keep_bytes: int | None = None) -> None:
         """
-        Fetch the grid's content of a file, unless that was done; the caller has its lock.
+        Fetch the content of a file from the grid, unless that was done; the caller holds the file's lock.
 
         Args:
-            keep_bytes: how much of it is needed; None: all.
+            keep_bytes: how many bytes from the beginning are needed; None: all.
 
         Raises:
-            PipegridError: the grid could not fetch it, or there is no space for it.
+            PipegridError: the grid could not fetch the content, or there is no space for it.
         """
         if file.is_loaded:
             return
@@ -381,7 +388,7 @@ class WrittenFiles:
         file.is_loaded = True
 
     async def write(self, file: WrittenFile, offset: int | None, data: bytes) -> None:
-        """Write bytes at an offset of a file; None: at its end."""
+        """Write bytes to a file at an offset; None appends them."""
         async with file.lock:
             try:
                 await self.load(file)
@@ -392,7 +399,7 @@ class WrittenFiles:
                 raise
 
     async def read(self, file: WrittenFile, offset: int, length: int) -> bytes:
-        """Return a range of a file as it is now."""
+        """Return a range of a file's current content."""
         async with file.lock:
             await self.load(file)
             return file.buffer.read(offset, length)
@@ -413,14 +420,14 @@ class WrittenFiles:
         self, file: WrittenFile, has_written: bool = True, abandon: bool = False
     ) -> None:
         """
-        Close a handle: what was written is stored, even if other handles are open.
+        Close a handle; if it was for writing, store the file, even if other handles are open.
 
         Args:
-            has_written: whether it was a handle for writing.
-            abandon: the client has gone without closing it: what it wrote is not stored.
+            has_written: whether the handle was for writing.
+            abandon: the client has disconnected without closing the handle, so the file is not stored.
 
         Raises:
-            PipegridError: it could not be stored; the content is lost with the last handle.
+            PipegridError: the file could not be stored; its content is lost with its last handle.
         """
         file.handles -= 1
         file.writers -= has_written
@@ -428,9 +435,9 @@ class WrittenFiles:
             if has_written and not abandon:
                 await self._store(file)
             elif not file.writers and not file.storing and file.is_changed:
-                self.move(file, None)  # the session that wrote it has gone
+                self.move(file, None)  # no handle is left that would store the changes
         finally:
-            if not file.handles:  # otherwise it was opened again while it was stored
+            if not file.handles:  # otherwise the file was opened again while it was stored
                 self._forget(file)
             file.linked.fire(None)
 
@@ -443,7 +450,7 @@ class WrittenFiles:
                 self._of_account[file.account] = left
 
     async def sync(self, file: WrittenFile) -> None:
-        """Store the unstored content of an open file; raises as ``release`` does."""
+        """Store the changes of an open file; raises as ``release`` does."""
         try:
             await self._store(file)
         finally:
@@ -451,10 +458,10 @@ class WrittenFiles:
 
     async def _store(self, file: WrittenFile) -> None:
         """
-        Store the unstored content of a file.
+        Store the changes of a file.
 
         Raises:
-            PipegridError: that failed.
+            PipegridError: the file could not be stored.
         """
         self._storing += 1
         file.storing += 1
@@ -486,13 +493,13 @@ class WrittenFiles:
             await self._store_attributes(file)
             return
         looking = self._grid.look_ahead(file.place.directory.cap)
-        looking.addErrback(lambda _: None)  # if it fails, the change fails as well and reports it
+        looking.addErrback(lambda _: None)  # after a failure, the link fails as well and reports it
         try:
             cap = (await self._grid.put(file.buffer.source)).cap
             await looking
         finally:
             looking.cancel()
-        if file.place is not None:  # otherwise it was removed meanwhile
+        if file.place is not None:  # otherwise it was removed while it was stored
             await self._link(file, file.place, cap)
 
     async def _link(self, file: WrittenFile, place: LinkPlace, cap: ChkCap | LitCap) -> None:
@@ -527,17 +534,17 @@ class WrittenFiles:
         self._views.changed(place.directory.cap, place.name, file.entry)
 
     def now(self) -> tuple[int, int]:
-        """Return the times of a file that changes now, as SFTP attributes."""
+        """Return the current time as SFTP's pair of times: last access and last change."""
         seconds = int(self._time())
         return seconds, seconds
 
     def stored(self) -> Deferred[None]:
-        """Fire when no file is being stored."""
+        """Fire as soon as no file is being stored."""
         return self._idle.wait() if self._storing else succeed(None)
 
 
 class _Filling(BytesIO):
-    """Writes a download into a buffer."""
+    """A sink that writes a download into a ``WriteBuffer``."""
 
     written_in_reactor = True
 

@@ -1,4 +1,4 @@
-"""SFTP attributes of files, and the metadata of directory entries that holds them."""
+"""SFTP attributes of files, and how the metadata of directory entries stores them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def attributes_of(
     kind: Kind, metadata: Mapping[str, Any], size: int | None, writable: bool
 ) -> FileAttributes:
     """
-    Return the attributes of an entry for a client.
+    Return the attributes that a client gets for an entry.
 
     Args:
-        metadata: of the entry, from any program.
-        size: of a file; None: unknown, or not a file.
-        writable: whether its directory can be changed.
+        metadata: the entry's metadata, which any program may have written.
+        size: size of a file; None: unknown, or not a file.
+        writable: whether the account can change the entry's directory.
     """
     found = restored(metadata)
     mode = _USUAL[kind]
@@ -58,12 +58,13 @@ def metadata_changes(
     before: Mapping[str, Any], kind: Kind, change: FileAttributes, new_content: bool = False
 ) -> dict[str, Any]:
     """
-    Return the keys of an entry's metadata that a change of attributes sets, with their values.
+    Return the keys and values that a change of attributes sets in an entry's metadata.
 
     Args:
-        before: the present metadata.
-        change: what is not None is set; size and access time are not part of the metadata.
-        new_content: the content changes as well, so the entry must not say any more that this is a link.
+        before: the metadata before the change.
+        change: attributes that are not None are set; metadata contain neither size nor access time.
+        new_content: the content changes as well, so metadata must not mark the entry as a symbolic link any
+            more.
     """
     ours = before.get(KEY)
     if isinstance(ours, dict):
@@ -80,7 +81,7 @@ def metadata_changes(
         ours["mode"] = change.mode & _PERMISSIONS
         changes["st_mode"] = _TYPES[kind] | ours["mode"]
     if change.times is not None and ours.get("mtime_ns", -1) // 10**9 != change.times[1]:
-        # Nanoseconds that another program has stored stay if the second is the same.
+        # If the new time is in the same second, the nanoseconds that another program stored are kept.
         ours["mtime_ns"] = change.times[1] * 10**9
         changes["mtime"] = float(change.times[1])
     if change.ids is not None:
@@ -89,13 +90,13 @@ def metadata_changes(
 
 
 def attributes_of_new(asked: FileAttributes) -> FileAttributes:
-    """Return the attributes of a new file or directory: only its owner may write, as on most systems."""
+    """Return the attributes of a new file or directory: as with the usual umask, only the owner may write."""
     mode = None if asked.mode is None else asked.mode & ~0o022
     return FileAttributes(None, asked.ids, mode, asked.times)
 
 
 def long_name(name: str, attributes: FileAttributes) -> str:
-    """Return the line for ``ls -l`` in a client."""
+    """Return the line that clients show for an entry, as ``ls -l`` does."""
     uid, gid = attributes.ids or (0, 0)
     changed = attributes.times[1] if attributes.times else 0
     try:

@@ -1,4 +1,4 @@
-"""Open handles of a client: files for reading, files for writing, and listed directories."""
+"""Handles that a client has open: files for reading, files for writing, and directory listings."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pipegrid.gateway.sftp.sftp_tree import AccountTree, Path, PathTarget, no_su
 from pipegrid.tree.read_ahead import FileReader, ReadSpace
 
 MAX_OFFSET = 1 << 50
-"""A larger offset is a mistake."""
+"""Maximum size of a file; a client that requests a larger offset has made a mistake."""
 
 
 @attrs.define(eq=False)
 class OpenListing:
-    """A directory that is being listed, with the last name sent."""
+    """A handle of a directory that a client lists, with the last name sent so far."""
 
     tree: AccountTree
     spot: PathTarget
@@ -31,7 +31,7 @@ class OpenListing:
     ended: bool = False
 
     async def page(self) -> list[bytes]:
-        """Return the next entries; an empty list at the end."""
+        """Return the next entries as bytes; an empty list after the last entry."""
         if self.ended:
             return []
         names, self.after = await self.tree.page(self.cap, self.after)
@@ -43,19 +43,19 @@ class OpenListing:
         return await self.tree.attributes(self.spot)
 
     async def close(self, abandon: bool = False) -> None:
-        """Do nothing: a listing holds nothing."""
+        """Do nothing: a listing holds no resources."""
 
 
 @attrs.define(eq=False)
 class ReadHandle:
-    """A file that is open for reading, as it was when it was opened."""
+    """A handle of a file that is open for reading; shows the file as it was when it was opened."""
 
     tree: AccountTree
     spot: PathTarget
     reader: FileReader
 
     async def read(self, offset: int, length: int) -> bytes:
-        """Return a range; no bytes at the end of the file."""
+        """Return a range of the file; empty if the range begins after the end."""
         return await self.reader.read(offset, length)
 
     async def attributes(self) -> FileAttributes:
@@ -69,10 +69,10 @@ class ReadHandle:
 @attrs.define(eq=False)
 class WriteHandle:
     """
-    A handle of a file that is being written; the handle may be for reading only.
+    A handle of a file that is being written; this handle may still be one for reading only.
 
     Attributes:
-        append: whether all writes go to the end.
+        append: whether all writes append to the file.
     """
 
     tree: AccountTree
@@ -82,7 +82,7 @@ class WriteHandle:
     append: bool
 
     async def read(self, offset: int, length: int) -> bytes:
-        """Return a range of the present content; no bytes at the end of the file."""
+        """Return a range of the current content; empty if the range begins after the end."""
         if not self.may_read:
             raise SftpError("the file is open for writing only", Status.PERMISSION_DENIED)
         return await self.tree.files.read(self.file, offset, length)
@@ -94,7 +94,7 @@ class WriteHandle:
         await self.tree.files.write(self.file, None if self.append else offset, data)
 
     async def set_attributes(self, change: FileAttributes) -> None:
-        """Change size, mode or times; the close stores them."""
+        """Change size, owner, mode or times; the change is stored when the handle is closed."""
         self._check_writable()
         if change.size is not None:
             _check_offset(change.size)
@@ -102,15 +102,15 @@ class WriteHandle:
         self.file.set_attributes(change)
 
     async def sync(self) -> None:
-        """Store what was written so far."""
+        """Store the changes that were written so far."""
         await self.tree.files.sync(self.file)
 
     async def attributes(self) -> FileAttributes:
-        """Return the present attributes of the file."""
+        """Return the current attributes of the file."""
         return await self.tree.written_attributes(self.file)
 
     async def close(self, abandon: bool = False) -> None:
-        """Store what was written; see ``WrittenFiles.release``."""
+        """Close the handle, which stores the file; see ``WrittenFiles.release``."""
         await self.tree.files.release(self.file, self.may_write, abandon)
 
     def _check_writable(self) -> None:
@@ -135,15 +135,16 @@ async def open_file(
     space: ReadSpace,
 ) -> ReadHandle | WriteHandle:
     """
-    Open a file.
+    Open a file, and return its handle.
 
     Args:
-        owner: the session; if two sessions create the same file, each has its own, and the last close counts.
+        owner: the session; if two sessions create the same file, each writes its own copy, and the last close
+            wins.
         flags: see ``OpenFlag``.
-        attributes: of a new file.
+        attributes: attributes of a new file.
 
     Raises:
-        SftpError: that is not possible.
+        SftpError: the file cannot be opened in this way.
     """
     spot = await tree.locate(path)
     if flags & OpenFlag.EXCLUSIVE and flags & OpenFlag.CREATE and spot.exists:
@@ -186,7 +187,7 @@ async def _open_for_writing(
     truncate = bool(flags & OpenFlag.TRUNCATE)
     file = spot.written
     if file is not None and truncate and file.owner is not owner:
-        file = None  # the other session's file stays separate
+        file = None  # the other session keeps its own copy
     if file is None:
         replace = spot.exists or not flags & OpenFlag.EXCLUSIVE
         empty = truncate or spot.entry is None

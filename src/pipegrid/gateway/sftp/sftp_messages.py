@@ -1,5 +1,5 @@
 """
-Messages of SFTP, version 3, as bytes: bounded parsing of requests, and replies.
+Messages of SFTP, version 3: parsing of requests, within limits, and packing of replies.
 
 Source: draft-ietf-secsh-filexfer-02, and OpenSSH's PROTOCOL for its extensions.
 """
@@ -17,10 +17,10 @@ from pipegrid.errors import PipegridError
 VERSION = 3
 
 MAX_MESSAGE_BYTES = 256 << 10
-"""Of a request or a reply, with its length: what OpenSSH, sshfs and rclone accept."""
+"""Maximum size of a request or a reply; OpenSSH, sshfs and rclone accept this size."""
 
 MAX_DATA_BYTES = MAX_MESSAGE_BYTES - 1024
-"""Of file content in one request or reply."""
+"""Maximum size of file content in one request or reply."""
 
 MAX_PATH_BYTES = 32 << 10
 MAX_HANDLE_BYTES = 256
@@ -28,7 +28,7 @@ _MAX_EXTENDED_ATTRIBUTES = 64
 
 
 class RequestKind(IntEnum):
-    """What a request does, as its type number."""
+    """The type numbers of SFTP requests."""
 
     INIT = 1
     OPEN = 3
@@ -73,7 +73,7 @@ class Status(IntEnum):
 
 
 class OpenFlag(IntEnum):
-    """How a file is opened."""
+    """Flags of OPEN, which say how a file is opened."""
 
     READ = 1
     WRITE = 2
@@ -85,10 +85,10 @@ class OpenFlag(IntEnum):
 
 class SftpError(PipegridError):
     """
-    A request that fails; the client gets the message.
+    A request fails; the client gets the message.
 
     Attributes:
-        status: the code by which the client's program decides.
+        status: SFTP status code, which the client program evaluates.
     """
 
     def __init__(self, message: str, status: Status = Status.FAILURE) -> None:
@@ -97,7 +97,7 @@ class SftpError(PipegridError):
 
 
 class MalformedRequest(SftpError):
-    """The bytes are not a request of this protocol, and later bytes cannot be parsed either."""
+    """The bytes are not a valid request; bytes that follow cannot be parsed either."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"the request is malformed: {why}", Status.BAD_MESSAGE)
@@ -109,13 +109,13 @@ _SIZE, _IDS, _MODE, _TIMES, _EXTENDED = 1, 2, 4, 8, 1 << 31
 @attrs.frozen
 class FileAttributes:
     """
-    Attributes of a file, from or for a client; None: not given.
+    Attributes of a file, received from a client or sent to it; None: not given.
 
     Attributes:
-        size: bytes.
+        size: in bytes.
         ids: numbers of user and group.
-        mode: type and permissions, as ``st_mode``.
-        times: of the last access and the last change, seconds since 1970.
+        mode: type and permissions, as in ``st_mode``.
+        times: last access and last change, in seconds since 1970.
     """
 
     size: int | None = None
@@ -138,9 +138,9 @@ class FileAttributes:
 
 class Fields:
     """
-    The fields of one request, read in their order.
+    Reads the fields of one request, one after the other.
 
-    Each method raises MalformedRequest if the field is incomplete, or longer than allowed.
+    Each method raises MalformedRequest if its field is incomplete, or longer than allowed.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -163,7 +163,7 @@ class Fields:
         return self._take(length)
 
     def attributes(self) -> FileAttributes:
-        """Return the next field, attributes; extended ones are skipped."""
+        """Return the next field as attributes; extended attributes are skipped."""
         flags = self.uint32()
         size = self.uint64() if flags & _SIZE else None
         ids = (self.uint32(), self.uint32()) if flags & _IDS else None
@@ -186,7 +186,7 @@ class Fields:
 
 
 class RequestBuffer:
-    """Bytes of a channel, split into requests; at most one request and a window are held."""
+    """Splits the bytes of a channel into requests; holds at most one incomplete request and a window."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -203,10 +203,10 @@ class RequestBuffer:
 
     def next(self) -> tuple[int, bytes, int] | None:
         """
-        Return the type and fields of the next request, and its length in bytes; None: it is incomplete.
+        Return type, fields and length in bytes of the next request; None: it has not arrived completely.
 
         Raises:
-            MalformedRequest: it is empty, or too long, so the next request cannot be found.
+            MalformedRequest: the request is empty or too long, so the next request cannot be found.
         """
         if len(self) < 4:
             return None
@@ -232,25 +232,25 @@ def message(kind: ReplyKind, fields: bytes) -> bytes:
 
 
 def version_reply(extensions: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return the reply to INIT: the version of the protocol, and names and versions of extensions."""
+    """Return the reply to INIT: version of the protocol, and names and versions of the extensions."""
     pairs = b"".join(packed_string(name) + packed_string(value) for name, value in extensions)
     return message(ReplyKind.VERSION, VERSION.to_bytes(4, "big") + pairs)
 
 
 def status_reply(number: int, status: Status, text: str = "") -> bytes:
-    """Return the reply with the outcome of a request."""
+    """Return the reply that reports the outcome of a request."""
     data = text.encode("utf-8", "replace")[:2000]
     fields = struct.pack(">2L", number, status) + packed_string(data) + packed_string(b"en")
     return message(ReplyKind.STATUS, fields)
 
 
 def handle_reply(number: int, handle: bytes) -> bytes:
-    """Return the reply with a handle."""
+    """Return the reply that gives the client a handle."""
     return message(ReplyKind.HANDLE, number.to_bytes(4, "big") + packed_string(handle))
 
 
 def data_reply(number: int, data: bytes) -> bytes:
-    """Return the reply with content of a file."""
+    """Return the reply that contains a part of a file."""
     return message(ReplyKind.DATA, number.to_bytes(4, "big") + packed_string(data))
 
 
@@ -259,15 +259,15 @@ def attributes_reply(number: int, attributes: FileAttributes) -> bytes:
 
 
 def packed_name(name: bytes, long_name: bytes, attributes: FileAttributes) -> bytes:
-    """Return one entry of ``names_reply``."""
+    """Return one entry for ``names_reply``, packed."""
     return packed_string(name) + packed_string(long_name) + attributes.packed()
 
 
 def names_reply(number: int, names: list[bytes]) -> bytes:
-    """Return the reply with entries of a directory, or with a single name; see ``packed_name``."""
+    """Return the reply with a directory's entries, or with a single path; ``packed_name`` packs each."""
     return message(ReplyKind.NAME, struct.pack(">2L", number, len(names)) + b"".join(names))
 
 
 def extended_reply(number: int, fields: bytes) -> bytes:
-    """Return the reply of an extension."""
+    """Return the reply to a request of an extension."""
     return message(ReplyKind.EXTENDED_REPLY, number.to_bytes(4, "big") + fields)

@@ -1,4 +1,4 @@
-"""An SFTP session: requests of a channel, the operations that they start, and their replies."""
+"""An SFTP session: parses the requests of a channel, runs them, and sends the replies."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ from pipegrid.gateway.sftp.sftp_tree import (
 from pipegrid.tree.read_ahead import ReadSpace
 
 MOST_HANDLES = 1024
-"""Open in one session."""
+"""Maximum number of open handles in a session."""
 
 MOST_REQUESTS = 64
-"""Requests of one session that run at once; others wait in its channel."""
+"""How many requests of a session run at the same time; further ones wait in its buffer."""
 
 _CONTENT_SHARE = 2
-"""Running requests may hold this fraction of the channel's window as content: one divided by this."""
+"""Running requests hold at most the channel's window divided by this number, in bytes of content."""
 
 _REQUEST_BYTES = 1024
-"""Memory of a request in addition to its content."""
+"""Estimated memory of a request, in addition to its content."""
 
 EXTENSIONS = (
     (b"posix-rename@openssh.com", b"1"),
@@ -82,7 +82,7 @@ _FRUITLESS = (
     RequestKind.LSTAT,
     RequestKind.FSTAT,
 )
-"""Requests without effect once the client has gone."""
+"""Requests that only return something, so they are cancelled when the client has disconnected."""
 
 _BLOCK_BYTES = 4096
 _NO_LINKS = "symbolic and hard links cannot be stored here; copy the file instead"
@@ -90,27 +90,27 @@ _READ_ONLY = 1  # ST_RDONLY
 
 
 class Channel(Protocol):
-    """What a session needs of its connection."""
+    """What a session needs from its SSH channel."""
 
     @property
     def is_blocked(self) -> bool:
-        """Whether replies must wait; ``SftpSession.resume`` is called when that ends."""
+        """Whether replies must wait; when they need not wait any more, ``SftpSession.resume`` is called."""
 
     @property
     def localWindowSize(self) -> int:
-        """How many bytes the client may send before they are consumed."""
+        """The size of the receive window: how many bytes of unfinished requests the client may send."""
 
     def write(self, data: bytes) -> None: ...
 
     def consumed(self, count: int) -> None:
-        """Requests of this many bytes are done: the client may send as many more."""
+        """Let the client send this many bytes more, since requests of that size are finished."""
 
     def finish(self) -> None:
-        """Close the channel in good order."""
+        """Close the channel with exit status 0."""
 
 
 RequestHandler = Callable[[int, Fields], Coroutine[Any, Any, bytes | None]]
-"""Returns the reply to a request by its number and fields; None: that it has succeeded."""
+"""Runs a request, given its number and fields, and returns the reply; None: the reply is status OK."""
 
 
 class SftpSession:
@@ -118,8 +118,8 @@ class SftpSession:
     One SFTP session on one channel.
 
     Args:
-        tree: the account's.
-        free_space: returns how many bytes more can be stored.
+        tree: the tree of the account.
+        free_space: returns how many bytes of files the grid can still store.
     """
 
     _log = Logger()
@@ -139,7 +139,7 @@ class SftpSession:
         self._handles: dict[bytes, Handle] = {}
         self._opening = 0
         self._next_handle = 0
-        self._running: dict[Deferred[bytes | None], int] = {}  # with the kind of each
+        self._running: dict[Deferred[bytes | None], int] = {}  # with their types
         self._running_bytes = 0
         self._begun = False
         self._most_bytes = channel.localWindowSize // _CONTENT_SHARE
@@ -186,7 +186,7 @@ class SftpSession:
             self.resume()
 
     def resume(self) -> None:
-        """Begin requests that have arrived, as far as replies can be sent and limits allow."""
+        """Begin received requests, while replies can be sent and limits allow more."""
         if self._pumping:
             return
         self._pumping = True
@@ -253,15 +253,16 @@ class SftpSession:
             self._channel.consumed(taken)
 
     def ended(self) -> None:
-        """The client sends no more requests: the channel is closed after the last reply."""
+        """Note that the client sends no more requests; close the channel after the last reply."""
         self._ending = True
         self.resume()
 
     def closed(self) -> None:
         """
-        The channel is closed: files that the client has not closed are not stored.
+        Note that the channel is closed; files that the client has not closed are not stored.
 
-        Running requests end normally, since some clients do not wait for replies; reads are cancelled.
+        Running changes go on, since some clients do not wait for replies; requests that only read are
+        cancelled.
         """
         if self._closed:
             return
@@ -466,7 +467,7 @@ class SftpSession:
 
 
 def _content_bytes(kind: int, data: bytes) -> int:
-    """Return how many bytes of content a running request holds, or its reply will have."""
+    """Return how many bytes of content a request has, or its reply may have."""
     if kind == RequestKind.READ:
         return min(int.from_bytes(data[-4:], "big"), MAX_DATA_BYTES)
     if kind == RequestKind.READDIR:

@@ -1,4 +1,4 @@
-"""An account's tree: paths, and the operations of SFTP on names."""
+"""The tree of an SFTP account: paths, and the operations on files and directories."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ from pipegrid.tree.directory_views import (
 )
 from pipegrid.tree.tree_grid import Grid
 
-# Paths as clients write them, and names of children that can be part of such a path.
+# Paths as clients write them, and which names of children can be in a path.
 
 Path = tuple[str, ...]
 
 MOST_NAMES = 1000
-"""Directories in one path."""
+"""Maximum number of names in a path."""
 
 
 def names_of_path(path: bytes) -> tuple[str, ...]:
     """
-    Return the names in a path from the account's directory; ``.`` and ``..`` are resolved.
+    Return the names in a path, beginning at the account's directory; ``.`` and ``..`` are resolved.
 
-    There are no symbolic links, so ``a/..`` is the directory of ``a``.
+    There are no symbolic links, so ``a/..`` is the directory that contains ``a``.
 
     Raises:
-        SftpError: no child can have such a name.
+        SftpError: the path contains a name that no child can have, or too many names.
     """
     try:
         text = path.decode("utf-8")
@@ -70,16 +70,15 @@ def names_of_path(path: bytes) -> tuple[str, ...]:
 
 
 def path_of_names(names: Sequence[str]) -> bytes:
-    """Return the path from the account's directory."""
+    """Return the path that these names form, beginning at the account's directory."""
     return ("/" + "/".join(names)).encode("utf-8")
 
 
 def name_for_client(name: str) -> bytes | None:
     """
-    Return the name of a child for clients; None: no path leads to it, or a path with this name would mean
-    something else.
+    Return the name of a child as bytes for clients; None if a path cannot contain the name, such as ``..``.
 
-    Any program may have written the directory.
+    Any program may have written the directory, so such names occur.
     """
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         return None
@@ -89,10 +88,12 @@ def name_for_client(name: str) -> bytes | None:
         return None
 
 
-# What paths lead to.
+# Lookup of paths.
 
 PAGE_BYTES = 120 << 10
-"""Of one reply with entries of a directory: sshfs disconnects after a reply of more than 128 KiB."""
+"""
+Maximum size of one reply with a directory's entries: sshfs disconnects after a reply of more than 128 KiB.
+"""
 
 _ANY_TIME = float("inf")
 
@@ -103,10 +104,10 @@ class PathTarget:
     What a path leads to.
 
     Attributes:
-        path: names from the account's directory.
-        above: the directories of the path, the account's first.
-        entry: in the last of them; None: none.
-        written: the file that is being written there.
+        path: names, beginning at the account's directory.
+        above: the directories on the path, beginning with the account's directory.
+        entry: the entry in the last of these directories; None: it does not exist.
+        written: the file that is being written at this path.
     """
 
     path: Path
@@ -120,16 +121,16 @@ class PathTarget:
 
     @property
     def kind(self) -> Kind:
-        """What exists there; a file, if nothing does."""
+        """Kind of the object; ``file`` if it does not exist."""
         return "file" if self.written is not None or self.entry is None else self.entry.kind
 
     @property
     def directory(self) -> DirectoryCap:
         """
-        The cap of the directory there.
+        The cap of the directory at this path.
 
         Raises:
-            SftpError: this is not a directory, or does not exist.
+            SftpError: nothing or no directory exists at this path.
         """
         cap = None if self.entry is None else self.entry.best
         if not self.exists:
@@ -140,7 +141,7 @@ class PathTarget:
 
 
 def shown(path: Path) -> str:
-    """Return a path for a message."""
+    """Return a path as text for a message."""
     return printable("/" + "/".join(path))[:300]
 
 
@@ -150,7 +151,7 @@ def no_such_file(path: Path) -> SftpError:
 
 
 def is_writable(cap: DirectoryCap) -> bool:
-    """Return whether a cap can change its directory."""
+    """Return whether this is a write cap, which can change the directory."""
     return isinstance(cap.file, MutableCap) and cap.file.access == "write"
 
 
@@ -159,8 +160,7 @@ class AccountTree:
     The tree of one account.
 
     Args:
-        root: the directory in which its paths begin; it has no entry, so its mode and times are kept in
-            memory.
+        root: the account's directory; it has no entry, so its mode and times are kept only in memory.
     """
 
     def __init__(
@@ -177,8 +177,8 @@ class AccountTree:
         Return what a path leads to.
 
         Raises:
-            SftpError: a directory of the path is missing, or is not a directory.
-            PipegridError: one could not be read.
+            SftpError: a directory on the path does not exist, or is not a directory.
+            PipegridError: a directory on the path could not be read.
         """
         if not path:
             return PathTarget((), (), entry_of("", self.root, {}))
@@ -196,10 +196,10 @@ class AccountTree:
 
     def place(self, spot: PathTarget) -> LinkPlace:
         """
-        Return the place where something can be stored.
+        Return directory and name, where a file or directory can be linked.
 
         Raises:
-            SftpError: the account must not change that directory.
+            SftpError: the account cannot change the directory.
         """
         if not spot.above:
             raise SftpError("the account's own directory has no other name, and cannot be replaced")
@@ -214,10 +214,10 @@ class AccountTree:
 
     async def attributes(self, spot: PathTarget) -> FileAttributes:
         """
-        Return the attributes for a client of what a path leads to.
+        Return the attributes that a client gets for what a path leads to.
 
         Raises:
-            SftpError: it does not exist.
+            SftpError: nothing exists at the path.
         """
         if not spot.exists:
             raise no_such_file(spot.path)
@@ -235,7 +235,7 @@ class AccountTree:
         return attributes_of(entry.kind, entry.metadata, size, writable)
 
     async def written_attributes(self, file: WrittenFile) -> FileAttributes:
-        """Return the attributes for a client of a file that is being written."""
+        """Return the attributes that a client gets for a file that is being written."""
         size = file.size
         if size is None and file.entry is not None:
             size = await self.views.size(file.entry.best)
@@ -243,10 +243,10 @@ class AccountTree:
 
     async def set_attributes(self, spot: PathTarget, change: FileAttributes) -> None:
         """
-        Set mode, times and owner of what a path leads to; they are stored in its entry.
+        Set mode, times and owner of what a path leads to; its entry stores them.
 
         Raises:
-            SftpError: it does not exist, or cannot be changed.
+            SftpError: nothing exists at the path, or the account cannot change it.
         """
         if not spot.exists:
             raise no_such_file(spot.path)
@@ -262,7 +262,7 @@ class AccountTree:
             await self.set_attributes(await self.locate(spot.path), change)
             return
         if file is not None and (file.writers or file.storing):
-            file.set_attributes(change)  # stored with its content when it is closed
+            file.set_attributes(change)  # stored together with the content
             return
         if spot.entry is None:
             raise no_such_file(spot.path)
@@ -276,7 +276,7 @@ class AccountTree:
 
     @contextmanager
     def _stale_if_it_fails(self, *places: LinkPlace) -> Iterator[None]:
-        """If a change of directories fails, they are read again, and the error becomes an SFTP status."""
+        """If a change of directories fails, drop their cached views, and turn some errors into SFTP's."""
         try:
             yield
         except BaseException as error:
@@ -291,16 +291,16 @@ class AccountTree:
     # Directories.
 
     async def list_directory(self, spot: PathTarget) -> DirectoryCap:
-        """Read a directory for a client that lists it; returns its cap for ``page``."""
+        """Read a directory that a client is about to list; return its cap, for use with ``page``."""
         cap = spot.directory
         await self.views.view(cap, LISTED_S)
         return cap
 
     async def page(self, cap: DirectoryCap, after: str | None) -> tuple[list[bytes], str | None]:
         """
-        Return entries of a directory after a name, and the last name of them; None at the end.
+        Return the packed entries that follow a name, and the last name among them; None: no entry is left.
 
-        Children that cannot be part of a path are left out.
+        Children whose names cannot be in a path are left out.
         """
         view = await self.views.view(cap, _ANY_TIME)
         written = {
@@ -337,13 +337,13 @@ class AccountTree:
         Create a directory.
 
         Raises:
-            SftpError: something has its name, or it cannot be created there.
+            SftpError: the name exists already, or the account cannot change the directory above.
         """
         place = self.place(spot)
         if spot.exists:
             raise SftpError(f"'{shown(spot.path)}' exists")
         looking = self.grid.look_ahead(place.directory.cap)
-        looking.addErrback(lambda _: None)  # if it fails, the change fails as well and reports it
+        looking.addErrback(lambda _: None)  # after a failure, the link fails as well and reports it
         try:
             made = await self.grid.create_directory()
             await looking
@@ -363,7 +363,7 @@ class AccountTree:
         Remove an empty directory.
 
         Raises:
-            SftpError: this is not a directory, or not empty.
+            SftpError: this is not a directory, is not empty, or was replaced by another client.
         """
         cap = spot.directory
         place = self.place(spot)
@@ -387,10 +387,10 @@ class AccountTree:
 
     async def remove_file(self, spot: PathTarget) -> None:
         """
-        Remove a file; open handles can still read it.
+        Remove a file; handles that are open can still read the file.
 
         Raises:
-            SftpError: it does not exist, or is a directory.
+            SftpError: the file does not exist, or is a directory.
         """
         if not spot.exists:
             raise no_such_file(spot.path)
@@ -414,13 +414,13 @@ class AccountTree:
 
     async def rename(self, old: Path, new: Path, replace: bool) -> None:
         """
-        Rename something, perhaps into another directory.
+        Rename a file or directory, which may move it into another directory.
 
         Args:
-            replace: whether a file, or an empty directory, of the new name may be replaced.
+            replace: whether an existing file or empty directory may be replaced.
 
         Raises:
-            SftpError: that is not possible.
+            SftpError: this cannot be renamed so.
         """
         source, target = await self.locate(old), await self.locate(new)
         if not source.exists:
@@ -436,7 +436,7 @@ class AccountTree:
         elif file.entry is None and not file.is_linking:
             file.replace = file.replace or replace
             self.files.move(file, place)
-            if not file.writers:  # its close is being stored
+            if not file.writers:  # the file was closed and is being stored
                 if file.storing:
                     await file.linked.wait()
                 if file.entry is None:
@@ -475,7 +475,7 @@ class AccountTree:
 
 
 def _with_names(entries: Iterator[Entry], written: list[str]) -> Iterator[tuple[str, Entry | None]]:
-    """Yield entries in the order of names, with the names of new files that have no entry yet."""
+    """Yield names and entries, sorted by name; new files that are being written have no entry yet."""
     pairs = heapq.merge(
         ((entry.name, 0, entry) for entry in entries),
         ((name, 1, None) for name in written),
@@ -489,7 +489,7 @@ def _with_names(entries: Iterator[Entry], written: list[str]) -> Iterator[tuple[
 
 
 def status_of_error(error: BaseException) -> tuple[Status, str]:
-    """Return the status of a request that raised this, and the message for the user."""
+    """Return the SFTP status of a request that raised this error, and the message for the user."""
     if isinstance(error, SftpError):
         return error.status, str(error)
     if isinstance(error, NoSuchChild):

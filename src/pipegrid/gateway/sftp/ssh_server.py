@@ -1,9 +1,9 @@
 """
-The SFTP server of a grid: SSH by Twisted Conch, with SFTP as the only service, and limits on everything that
-a client sends.
+The SFTP server of a grid: SSH by Twisted Conch, with SFTP as the only service, and with limits on what
+clients send.
 
-Conch reopens a channel's window before its bytes have been used, and waits ten hours for a login; this module
-replaces both.
+Conch opens a channel's window again before the received bytes were used, and waits ten hours for a login;
+this module replaces both behaviours.
 """
 
 from __future__ import annotations
@@ -56,43 +56,48 @@ from pipegrid.tree.read_ahead import ReadSpace
 from pipegrid.tree.tree_grid import Grid
 
 LOGIN_S = 120.0
-"""A connection is closed if the client has not logged in after this time."""
+"""A client that has not logged in after this time is disconnected."""
 
 MOST_CONNECTIONS = 256
 MOST_LOGINS = 64
-"""Connections without a login; a further one closes the oldest."""
+"""Maximum number of connections without a login; a new one closes the oldest of them."""
 
 MOST_CHANNELS = 8
-"""Of one connection."""
+"""Maximum number of channels per connection."""
 
 MOST_ATTEMPTS = 20
-"""Failed login requests on one connection: clients offer one key after the other."""
+"""Maximum number of failed login requests per connection: clients offer their keys one after the other."""
 
 MOST_PASSWORDS = 5
-"""Wrong passwords on one connection."""
+"""Maximum number of passwords that a client may try per connection."""
 
 FAILURES, FAILURE_S = 20, 6.0
-"""Wrong passwords from one address at a time, and how long each counts."""
+"""
+Maximum number of wrong passwords from one address, and the seconds after which one of them is forgotten.
+"""
 
 _MOST_ADDRESSES = 1000
 
 MOST_SESSIONS = 320
 FULL_SESSIONS = 32
-"""Sessions with full windows; further ones get small ones."""
+"""Number of sessions that get a window of ``WINDOW_BYTES``; further sessions get ``SMALL_WINDOW_BYTES``."""
 
 WINDOW_BYTES = 2 << 20
-"""What a client may send on a channel before it is used."""
+"""Receive window of a channel: how many bytes a client may send before the server has used them."""
 
 SMALL_WINDOW_BYTES = 256 << 10
 
 _PACKET_BYTES = 32 << 10
 _LEAST_PACKET_BYTES = 1024
 _LOGIN_BUFFER_BYTES = 40_000
-"""The longest packet before the login; SSH requires that a server accepts this much."""
+"""
+Maximum of received bytes that wait before the login; SSH requires that servers accept packets nearly this
+long.
+"""
 
 _BUFFER_BYTES = 320 << 10
 STALLED_S = 600.0
-"""A client that accepts no byte for this long is disconnected."""
+"""A client that accepts no bytes for this long is disconnected."""
 
 _CLOSE_S = 10.0
 NO_SHELL = (
@@ -108,7 +113,7 @@ _CLIENT_ALGORITHMS = (
     b"rsa-sha2-512",
     b"rsa-sha2-256",
 )
-"""The algorithms by which clients may sign: none with SHA-1."""
+"""Signature algorithms that clients may use; none of them uses SHA-1."""
 
 log = Logger()
 
@@ -117,11 +122,11 @@ MakeSession = Callable[["SftpChannel", Account], SftpSession]
 
 @provider(ILogObserver)
 def _ignored(event: Any) -> None:
-    """Ignore an event of Conch's log."""
+    """Ignore an event that Conch logs."""
 
 
 class LoginLimit:
-    """Counts wrong passwords by address; each is forgotten after a while."""
+    """Counts wrong passwords by address; one of them is forgotten every ``FAILURE_S``."""
 
     def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
@@ -132,11 +137,11 @@ class LoginLimit:
         return max(0.0, count - (self._clock.seconds() - since) / FAILURE_S)
 
     def may_try(self, host: str) -> bool:
-        """Return whether a password from an address is checked."""
+        """Return whether passwords from an address are checked now, or refused."""
         return self._level(host) < FAILURES
 
     def count(self, host: str, change: int) -> None:
-        """Note that a password from an address was wrong (1), or that one that was counted was right (-1)."""
+        """Count a wrong password from an address (1), or take back that count (-1)."""
         self._failed[host] = max(0.0, self._level(host) + change), self._clock.seconds()
         self._failed.move_to_end(host)
         while len(self._failed) > _MOST_ADDRESSES:
@@ -152,28 +157,28 @@ class Login:
     conn: Any = None
 
     def lookupChannel(self, *arguments: object) -> None:
-        """See ``IConchUser``; ``SftpConnection`` opens channels."""
+        """See ``IConchUser``; does nothing, since ``SftpConnection`` opens the channels."""
 
     def lookupSubsystem(self, *arguments: object) -> None: ...
 
     def gotGlobalRequest(self, requestType: bytes, data: bytes) -> int:
-        """Refuse all global requests, such as listening on a port."""
+        """Refuse all global requests, such as a request to listen on a port."""
         return 0
 
 
 class AccountPortal:
-    """Checks passwords and public keys; in the place of Twisted's ``Portal``, whose methods it has."""
+    """Checks passwords and public keys; has the methods of Twisted's ``Portal``, and replaces it."""
 
     def __init__(self, accounts: Accounts) -> None:
         self._accounts = accounts
 
     def listCredentialsInterfaces(self) -> list[Any]:
-        """Return the kinds of credentials that are accepted now, since the file may change."""
+        """Return the kinds of credentials that are accepted now; the accounts file may have changed."""
         passwords = [IUsernamePassword] if self._accounts.have_passwords else []
         return [ISSHPrivateKey, *passwords]
 
     def login(self, credentials: Any, mind: object, *interfaces: Any) -> Deferred[Any]:
-        """Fire with the login of an account, or fail with UnauthorizedLogin."""
+        """Fire with Conch's triple for the client's account, or fail with UnauthorizedLogin."""
         return execute(self._check, credentials).addCallback(self._logged_in)
 
     def _check(self, credentials: Any) -> Account:
@@ -205,7 +210,7 @@ class AccountPortal:
 
 
 class SftpUserAuth(SSHUserAuthServer):
-    """Limits how often, and how long, a client tries to log in."""
+    """Limits the attempts and the time of a client's login."""
 
     _log = Logger(observer=_ignored)
     loginTimeout = int(LOGIN_S)
@@ -225,14 +230,17 @@ class SftpUserAuth(SSHUserAuthServer):
         return super().ssh_USERAUTH_REQUEST(packet)
 
     def auth_password(self, packet: bytes) -> Deferred[Any]:
-        """See ``SSHUserAuthServer``; an address with too many wrong passwords is refused."""
+        """
+        See ``SSHUserAuthServer``; after too many wrong passwords from an address, passwords are refused.
+        """
         limit, host = self.transport.factory.limit, self.transport.host
         self._passwords += 1
         if self._passwords > MOST_PASSWORDS or not limit.may_try(host):
             refused: Deferred[Any] = Deferred()
             self.clock.callLater(self.passwordDelay, refused.errback, UnauthorizedLogin("too many"))
             return refused
-        # It counts as wrong until it proves right, since a client may try others at the same time.
+        # A password counts as wrong until it is found right, since the client may try others at the same
+        # time.
         limit.count(host, 1)
 
         def succeeded(result: Any) -> Any:
@@ -245,10 +253,10 @@ class SftpUserAuth(SSHUserAuthServer):
 
 class SftpChannel(SSHChannel):
     """
-    One channel, which may become an SFTP session. See ``sftp_session.Channel``.
+    One SSH channel, which may become an SFTP session; implements ``sftp_session.Channel``.
 
     Attributes:
-        window_is_full: whether the client accepts no more bytes of this channel now.
+        window_is_full: whether the client accepts no more bytes on this channel now.
     """
 
     _log = Logger(observer=_ignored)
@@ -275,12 +283,12 @@ class SftpChannel(SSHChannel):
         return self.window_is_full or bool(self.conn.transport.is_blocked)
 
     def stopWriting(self) -> None:
-        """The client's window is full."""
+        """Note that the client's receive window is full."""
         self.window_is_full = True
         self.conn.transport.watch_progress()
 
     def startWriting(self) -> None:
-        """The client's window has space again."""
+        """Note that the client's receive window has space again."""
         self.window_is_full = False
 
     def addWindowBytes(self, data: int) -> None:
@@ -289,7 +297,7 @@ class SftpChannel(SSHChannel):
         self.resume()
 
     def resume(self) -> None:
-        """Continue, unless sending is blocked."""
+        """Let the session continue, unless bytes still wait to be sent."""
         if self.session is not None and not self.buf:
             self.session.resume()
 
@@ -298,7 +306,7 @@ class SftpChannel(SSHChannel):
             self.session.received(data)
 
     def extReceived(self, dataType: int, data: bytes) -> None:
-        """Ignore extended data, and let the client send as many more bytes."""
+        """Ignore extended data, and let the client send the same number of bytes again."""
         self.consumed(len(data))
 
     def consumed(self, count: int) -> None:
@@ -314,7 +322,7 @@ class SftpChannel(SSHChannel):
         return 1
 
     def request_shell(self, data: bytes) -> int:
-        """Refuse a shell or a command, with a message."""
+        """Refuse a shell or a command: accept the request, then send a message and close the channel."""
         if self.session is not None or self._refused:
             return 0
         self._refused = True
@@ -329,18 +337,18 @@ class SftpChannel(SSHChannel):
             self.finish(1)
 
     def finish(self, status: int = 0) -> None:
-        """Close the channel with an exit status: some clients treat anything else as a failure."""
+        """Close the channel with an exit status; without one, some clients report a failure."""
         if not self.localClosed:
             self.conn.sendRequest(self, b"exit-status", struct.pack(">L", status))
             self.conn.sendEOF(self)
             self.loseConnection()
 
     def request_pty_req(self, data: bytes) -> int:
-        """Accept a terminal, so that the client shows why there is no shell."""
+        """Accept a terminal; otherwise the client would not show the message that there is no shell."""
         return 1
 
     def eofReceived(self) -> None:
-        """The client sends no more requests: those that it has sent are finished."""
+        """Finish the requests that have arrived, since the client sends no more; then close the channel."""
         if self.session is not None:
             self.session.ended()
         elif not self._refused:
@@ -355,7 +363,7 @@ class SftpChannel(SSHChannel):
 
 
 class SftpConnection(SSHConnection):
-    """The channels of one client: a few, all for sessions."""
+    """The channels of one client: at most ``MOST_CHANNELS``, all of type session."""
 
     _log = Logger(observer=_ignored)
     transport: Any
@@ -376,7 +384,7 @@ class SftpConnection(SSHConnection):
         return channel
 
     def ssh_CHANNEL_DATA(self, packet: bytes) -> None:
-        """See ``SSHConnection``; the window is reopened when the bytes have been used."""
+        """See ``SSHConnection``; but the window opens again only after the bytes were used."""
         number, length = struct.unpack(">2L", packet[:8])
         channel = self.channels[number]
         if length > min(channel.localWindowLeft, channel.localMaxPacket):
@@ -395,7 +403,7 @@ class SftpConnection(SSHConnection):
         channel.extReceived(kind, getNS(packet[8:])[0])
 
     def resume(self) -> None:
-        """The connection accepts bytes again."""
+        """Let all channels continue, since the connection accepts bytes again."""
         for channel in list(self.channels.values()):
             channel.resume()
 
@@ -406,10 +414,10 @@ class SftpTransport(SSHServerTransport):
 
     Attributes:
         host: the client's address.
-        is_blocked: whether bytes would have to wait here.
+        is_blocked: whether bytes would have to wait before they are sent.
     """
 
-    # Conch logs a lot, in its own wording; the factory logs what matters.
+    # Conch logs much, in its own style; this module logs what operators need.
     _log = Logger(observer=_ignored)
     version = b"PipeGrid"
     ourVersionString = b"SSH-2.0-PipeGrid"
@@ -460,18 +468,19 @@ class SftpTransport(SSHServerTransport):
                 timer.cancel()
         self.factory.connections.pop(self, None)
         super().connectionLost(reason)
-        # Reference cycles would keep unsent bytes until the garbage collector runs.
+        # The connection is part of reference cycles, which would keep its buffer until the garbage collector
+        # runs.
         self.buf = b""
         self.service = None
 
     def dataReceived(self, data: bytes) -> None:
-        """See ``SSHServerTransport``; malformed input ends the connection."""
+        """See ``SSHServerTransport``; malformed input closes the connection."""
         if self._ended:
             return
         try:
             super().dataReceived(data)
         except Exception as error:
-            # Conch assumes that its input is well-formed: any exception means that it is not.
+            # Conch assumes that its input is well-formed, so any exception means that the input is malformed.
             log.info(
                 "an SSH client at {host} sent malformed data ({kind}) and was disconnected",
                 host=self.host,
@@ -483,21 +492,24 @@ class SftpTransport(SSHServerTransport):
             self.abort()
 
     def sendDisconnect(self, reason: int, desc: bytes) -> None:
-        """See ``SSHServerTransport``; does not wait for a client that does not read it."""
+        """See ``SSHServerTransport``; closes the connection after a time even if the client does not read."""
         if not self._ended:
             super().sendDisconnect(reason, desc)
             self._ended = True
             self.factory.clock.callLater(_CLOSE_S, self.transport.abortConnection)
 
     def receiveError(self, reasonCode: int, description: bytes) -> None:
-        """The client gives the reason why it disconnects, which is not an error."""
+        """Do nothing: the client reports why it disconnects, which is not an error."""
 
     def sendExtInfo(self, extensions: list[tuple[bytes, bytes]]) -> None:
-        """See ``SSHTransportBase``; clients may sign with other algorithms than the server."""
+        """
+        See ``SSHTransportBase``; sends the signature algorithms that clients may use, which differ from the
+        server's.
+        """
         super().sendExtInfo([(b"server-sig-algs", b",".join(_CLIENT_ALGORITHMS))])
 
     def ssh_KEXINIT(self, packet: bytes) -> None:
-        """See ``SSHServerTransport``; only one key exchange is allowed before the login."""
+        """See ``SSHServerTransport``; before the login, only one key exchange is allowed."""
         self._exchanges += 1
         if self._exchanges > 1 and not self.has_login:
             self.sendDisconnect(DISCONNECT_PROTOCOL_ERROR, b"log in first")
@@ -513,7 +525,7 @@ class SftpTransport(SSHServerTransport):
     # The transport pauses and resumes its producer.
 
     def pauseProducing(self) -> None:
-        """The client does not read."""
+        """Note that the client does not read."""
         self._paused = True
         self.watch_progress()
 
@@ -529,7 +541,7 @@ class SftpTransport(SSHServerTransport):
             self.service.resume()
 
     def watch_progress(self) -> None:
-        """Close the connection if the client accepts nothing for a time."""
+        """Close the connection if the client accepts no bytes for ``STALLED_S``."""
         if self._stall_timer is None and not self._ended:
             self._progressed_s = self.factory.clock.seconds()
             self._stall_timer = self.factory.clock.callLater(STALLED_S, self._check_progress)
@@ -552,12 +564,12 @@ class SftpTransport(SSHServerTransport):
 
 class SftpFactory(SSHFactory):
     """
-    Makes connections for clients.
+    Accepts connections of clients.
 
     Args:
-        accounts: who may log in.
-        key: the server's.
-        make_session: begins the session of an account on a channel.
+        accounts: the accounts that may log in.
+        key: the server's host key.
+        make_session: begins an SFTP session of an account on a channel.
     """
 
     _log = Logger(observer=_ignored)
@@ -579,7 +591,7 @@ class SftpFactory(SSHFactory):
         self.sessions = 0
 
     def buildProtocol(self, addr: IAddress | None) -> Any:
-        """See ``SSHFactory``; None: there are too many connections already."""
+        """See ``SSHFactory``; returns None if too many connections are open."""
         if len(self.connections) >= MOST_CONNECTIONS + MOST_LOGINS:
             return None
         made = super().buildProtocol(addr)
@@ -594,7 +606,10 @@ class SftpFactory(SSHFactory):
         return made
 
     def opened(self, connection: SftpTransport) -> None:
-        """A client has connected; if too many have not logged in, the oldest of those is closed."""
+        """
+        Record a new connection; if too many clients have not logged in, close the oldest of their
+        connections.
+        """
         self.connections[connection] = None
         waiting = [each for each in self.connections if not each.has_login]
         if len(waiting) > MOST_LOGINS:
@@ -610,7 +625,7 @@ def _only(names: list[bytes], *parts: bytes) -> list[bytes]:
     return [name for name in names if any(part in name for part in parts)]
 
 
-# The host key: created at the first start, and always the same after that.
+# The host key: created at the first start, and kept from then on.
 
 _RSA_BITS = 3072
 _MOST_KEY_BYTES = 64 << 10
@@ -618,12 +633,12 @@ _MOST_KEY_BYTES = 64 << 10
 
 def host_key(private: Path, public: Path) -> Key:
     """
-    Return the server's key; it is created, with its public half, unless it exists.
+    Return the server's host key; if it does not exist, create it, with its public half.
 
-    A new key is Ed25519, or RSA or ECDSA if the file is named so.
+    A new key is Ed25519, unless the file name contains ``ecdsa`` or ``rsa``.
 
     Raises:
-        UsageError: the files cannot be read or created, or are not keys.
+        UsageError: a file cannot be read or created, or does not contain a usable key.
     """
     try:
         if not private.exists():
@@ -671,11 +686,11 @@ _SPACE_S = 30.0
 
 
 TEMPORARY_BYTES = 64 << 30
-"""Of all files that are being written."""
+"""Maximum temporary space of all files that are being written."""
 
 
 class FreeSpaceMeter:
-    """How much more a grid can store, queried from its servers at intervals."""
+    """Reports how much a grid can still store; queries the servers at most every ``_SPACE_S``."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
@@ -683,7 +698,7 @@ class FreeSpaceMeter:
         self._asked_at: float | None = None
 
     async def __call__(self) -> int:
-        """Return bytes of files, as the servers report them."""
+        """Return how many bytes of files the servers' free space can hold."""
         now = self._grid.clock.seconds()
         if self._asked_at is None or now - self._asked_at > _SPACE_S:
             self._asked_at = now
@@ -694,7 +709,7 @@ class FreeSpaceMeter:
             ]
             if found:
                 params = self._grid.config.params
-                # Storage directories of one machine share its disk.
+                # Storage directories on one machine share one disk.
                 total = min(found) if self._grid.config.is_on_this_machine else sum(found)
                 self._known = total * params.required_shares // params.total_shares
         return self._known
@@ -705,13 +720,13 @@ class SftpServer:
     The SFTP server of a grid.
 
     Args:
-        grid: an open grid; it stays open.
-        accounts: who may log in, and to which directory.
-        key: the server's; see ``host_key``.
-        directory: of files that are being written.
+        grid: an open grid, which the server does not close.
+        accounts: the accounts that may log in, with their directories.
+        key: the server's host key; see ``host_key``.
+        directory: directory for temporary files.
 
     Attributes:
-        factory: for the endpoint.
+        factory: makes connections; the endpoint listens with it.
     """
 
     def __init__(self, grid: Grid, accounts: Accounts, key: Key, directory: Path) -> None:
@@ -731,7 +746,7 @@ class SftpServer:
         Wait until the files that clients have closed are stored, then disconnect the clients.
 
         Args:
-            ending_s: the longest wait; files not stored by then are lost, which is logged.
+            ending_s: maximum wait; files that are not stored then are lost, which is logged.
         """
         await timeout_or(self._files.stored(), ending_s, self._grid.clock)
         left = self._files.count
@@ -748,10 +763,10 @@ def open_sftp(grid: Grid, settings: SftpSettings, directory: Path) -> SftpServer
     Return the SFTP server of a gateway.
 
     Args:
-        directory: of files that are being written; created if missing.
+        directory: directory for temporary files; created if missing.
 
     Raises:
-        UsageError: the accounts or the key cannot be read or created.
+        UsageError: the accounts file or the host key cannot be read, or a file cannot be created.
     """
     accounts = Accounts(settings.accounts)
     key = host_key(settings.private_key, settings.public_key)

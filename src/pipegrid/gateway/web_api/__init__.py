@@ -1,1 +1,1 @@
-"""Tahoe-LAFS's web API: requests become operations on a grid, and their results become responses."""
+"""Tahoe-LAFS's web API: turns requests into operations on a grid, and their results into responses."""

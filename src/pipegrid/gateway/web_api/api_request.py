@@ -31,10 +31,12 @@ class ApiRequest:
     One request of the web API.
 
     Attributes:
-        http: twisted.web's request: a handler that streams writes to it, and finishes it.
-        method: ``GET`` for HEAD, too; see ``is_head``.
-        names: the decoded parts of the path, from the first (``uri``).
-        stored: the body as an immutable file, stored while the path is followed; None: not stored.
+        http: twisted.web's request; a handler that sends its response in pieces writes to this and finishes
+            it.
+        method: HTTP method; ``GET`` for a HEAD request, see ``is_head``.
+        names: the decoded parts of the path; the first is ``uri`` or similar.
+        stored: fires with the cap of the body, which is stored while the path is followed; None: not stored
+            early.
     """
 
     http: Any
@@ -48,24 +50,27 @@ class ApiRequest:
     stored: Deferred[Cap] | None = None
 
     def header(self, name: str) -> str | None:
-        """Return the first value of a header; None if there is none."""
+        """Return the first value of a header; None if the request does not have the header."""
         values = self.http.requestHeaders.getRawHeaders(name)
         return values[0] if values else None
 
 
 Handler = Callable[[ApiRequest, FoundObject], Awaitable[HttpResponse | None]]
-"""Handles a request for an object; returns None if it has written the response itself, and finished it."""
+"""
+Handles a request for an object, and returns the response; None: it has written and finished the response
+itself.
+"""
 
 Answerer = Callable[[ApiRequest], Coroutine[Any, Any, HttpResponse | None]]
-"""The same for a request that is not for an object."""
+"""Handles a request that is not for an object; returns what a ``Handler`` returns."""
 
 
 def api_request(http: Any, grid: Grid, settings: GatewaySettings) -> ApiRequest:
     """
-    Parse a request.
+    Return a parsed request.
 
     Raises:
-        WebError, BodyRefused: it is malformed.
+        WebError, BodyRefused: the request is malformed.
     """
     method = http.method.decode("ascii", "replace")
     query = http.uri.partition(b"?")[2]
@@ -81,7 +86,7 @@ def api_request(http: Any, grid: Grid, settings: GatewaySettings) -> ApiRequest:
 
 
 def method_not_allowed(call: ApiRequest, allowed: str) -> WebError:
-    """Return the error for a method that a path does not support."""
+    """Return the error for a method that is not supported at a path."""
     if call.method in ("GET", "POST"):
         return WebError(405, f"the method {call.method} is not allowed here", {"Allow": allowed})
     return WebError(501, f"the method {call.method[:20]} is not supported here")
@@ -89,7 +94,7 @@ def method_not_allowed(call: ApiRequest, allowed: str) -> WebError:
 
 class ApiResource(Resource):
     """
-    Handles all requests below a path with a function.
+    A resource that answers all requests below a path with one function.
 
     Args:
         answer: the function.
@@ -106,7 +111,7 @@ class ApiResource(Resource):
     def look_at_head(
         self, method: bytes, path: bytes, headers: Headers, length: int | None, body: BodySpool
     ) -> None:
-        """See ``LooksAtHeads``: bodies that are held in memory have a limit."""
+        """See ``LooksAtHeads``; limits the size of bodies that must fit into memory."""
         content_type = (headers.getRawHeaders("content-type") or [""])[0]
         most_bytes = most_body_bytes(method, path, content_type, self._settings.limits)
         if most_bytes is not None:
@@ -122,7 +127,10 @@ class ApiResource(Resource):
 
 
 def when_done(call: ApiRequest, text: str) -> HttpResponse:
-    """Return the response after a success: a text, or a redirection to ``when_done``."""
+    """
+    Return the response after a success: a redirect to the argument ``when_done``, if given, otherwise the
+    text.
+    """
     target = call.arguments.get("when_done")
     if target:
         return redirect(local_target(target))
@@ -131,10 +139,10 @@ def when_done(call: ApiRequest, text: str) -> HttpResponse:
 
 def local_target(target: str) -> str:
     """
-    Return a redirection target if it is on the gateway.
+    Return the target of a redirect, if it is on the gateway.
 
     Raises:
-        WebError: it is on another site, for which a page could use the gateway's address.
+        WebError: it is on another site; a page could abuse the gateway's address to lead there.
     """
     if target.startswith(("//", "/\\")) or "\\" in target or ":" in target.partition("/")[0]:
         raise WebError(400, "when_done leads to another site; give a path of this gateway")

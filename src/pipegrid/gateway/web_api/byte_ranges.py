@@ -1,7 +1,7 @@
 """
-Ranges, entity tags and file names of downloads: decisions from headers; pure.
+Ranges, entity tags, media types and file names of downloads.
 
-A malformed range is ignored, as RFC 9110 requires; of several ranges the first is used.
+A malformed range is ignored, as RFC 9110 requires; of several ranges, only the first is used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ADDED_TYPES = {
     "video/webm": (".webm",),
     "video/x-matroska": (".mkv",),
 }
-"""What Python does not know in every version, and browsers play or show."""
+"""Media types that browsers can show, and that some versions of Python do not know."""
 for _type, _suffixes in _ADDED_TYPES.items():
     for _suffix in _suffixes:
         _TYPES.add_type(_type, _suffix)
@@ -43,8 +43,8 @@ class ByteRange:
 
     Attributes:
         start, length: in bytes.
-        size: of the whole file.
-        partial: a range was requested.
+        size: size of the whole file.
+        partial: whether the request asked for a range.
     """
 
     start: int
@@ -54,23 +54,24 @@ class ByteRange:
 
     @property
     def content_range(self) -> str:
-        """The value of ``Content-Range`` for it."""
+        """The value of the ``Content-Range`` header for this part."""
         return f"bytes {self.start}-{self.start + self.length - 1}/{self.size}"
 
 
 def parse_range(header: str | None, size: int) -> ByteRange:
     """
-    Return the part of a file of ``size`` bytes that a ``Range`` requests.
+    Return the part of a file of ``size`` bytes that a ``Range`` header requests.
 
     Raises:
-        WebError: it begins after the end of the file.
+        WebError: the range has an end, and begins after the end of the file.
     """
     whole = ByteRange(0, size, size, False)
     match = _RANGE.match(header) if header else None
     first, last = (match[1], match[2]) if match is not None else (None, None)
     if first:
         start, stop = int(first), int(last) + 1 if last else size
-        # A range without an end extends to the end of the file, so one that begins there would be empty.
+        # A range without an end extends to the end of the file; if it begins there or later, it is empty and
+        # ignored.
         if stop <= start:
             return whole
     elif last:
@@ -87,7 +88,7 @@ def parse_range(header: str | None, size: int) -> ByteRange:
 
 
 def entity_tag(cap: Cap | None, operation: str) -> str | None:
-    """Return the tag of an immutable object, without quotes; None: it has none."""
+    """Return the entity tag of an immutable object, without quotes; None for other objects."""
     file = cap.file if isinstance(cap, DirectoryCap) else cap
     if not isinstance(file, ChkCap):
         return None
@@ -96,16 +97,16 @@ def entity_tag(cap: Cap | None, operation: str) -> str | None:
 
 
 def matches(header: str | None, tag: str) -> bool:
-    """Return whether ``If-None-Match`` names a tag, in quotes or without."""
+    """Return whether an ``If-None-Match`` header contains a tag, with or without quotes."""
     if not header:
         return False
     return header.strip() == "*" or tag in _TOKEN.findall(header[:10_000])
 
 
 def content_type(name: str) -> str:
-    """Return the media type of a file by its name; ``text/plain`` if it is not known."""
+    """Return the media type that a file's name implies; ``text/plain`` if it implies none."""
     found, encoding = _TYPES.guess_type("x/" + name.lower().replace("/", "_"), strict=False)
-    if encoding is not None:  # compressed: the type is that of the compressed form
+    if encoding is not None:  # compressed: use the type of the compression
         found = _PACKED.get(encoding, "application/octet-stream")
     return found or "text/plain"
 
@@ -120,7 +121,7 @@ _PACKED = {
 
 
 def disposition(name: str) -> str:
-    """Return ``Content-Disposition`` of a file that is saved under a name (RFC 6266)."""
+    """Return the ``Content-Disposition`` that makes a browser save a file under a name (RFC 6266)."""
     plain = "".join(c if c.isascii() and c.isprintable() and c not in '"\\%' else "_" for c in name)
     text = f'attachment; filename="{plain}"'
     if plain != name:

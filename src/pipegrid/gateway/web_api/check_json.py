@@ -1,4 +1,4 @@
-"""Check and repair results as the web API gives them: JSON."""
+"""Results of checks and repairs, as JSON of the web API."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from pipegrid.errors import NotEnoughSharesError
 from pipegrid.transfer.mutable.mutable_check import MutableCheckResult
 from pipegrid.transfer.results import CheckResult, RepairResult
 
-# Fields and texts are exactly those of Tahoe-LAFS's web API; its clients compare some.
+# Fields and texts are exactly those of Tahoe-LAFS's web API; some clients compare the texts.
 #
-# **Healthy** has Tahoe-LAFS's meaning: a good copy of each share, and one version. PipeGrid also wants the
-# shares on as many servers as possible; a repair does that as well, and reports it.
+# **Healthy** has Tahoe-LAFS's meaning: each share has a good copy, and there is only one version. PipeGrid
+# also wants the shares on as many different servers as possible; a repair also does this, and reports it as a
+# repair.
 
 Json = dict[str, Any]
 
 
 def storage_index_text(cap: Cap | None) -> str:
-    """Return the storage index of an object as Tahoe-LAFS writes it; "" for one that has no shares."""
+    """Return the storage index of an object as Tahoe-LAFS writes it; "" if the object has no shares."""
     if cap is None or isinstance(cap, UnknownCap):
         return ""
     index = cap.storage_index
@@ -27,7 +28,7 @@ def storage_index_text(cap: Cap | None) -> str:
 
 
 def is_healthy(result: CheckResult) -> bool:
-    """Return whether an object counts as healthy in the web API."""
+    """Return whether an object is healthy as the web API defines it."""
     if isinstance(result, MutableCheckResult):
         one_version = result.recoverable_versions == 1 and not result.unrecoverable_versions
         return result.recoverable and result.is_complete and one_version and not result.seen
@@ -35,7 +36,7 @@ def is_healthy(result: CheckResult) -> bool:
 
 
 def summary(result: CheckResult) -> str:
-    """Return the health of an object as Tahoe-LAFS's text."""
+    """Return Tahoe-LAFS's text for the health of an object."""
     if is_healthy(result):
         return "Healthy"
     found, k, n = len(result.good_shares), result.required_shares, result.total_shares
@@ -57,7 +58,7 @@ def summary(result: CheckResult) -> str:
 
 
 def check_json(result: CheckResult | None) -> Json:
-    """Return the result of a check; None stands for an object that has no shares."""
+    """Return the result of a check; ``result`` is None if the object has no shares."""
     if result is None or not result.total_shares:
         return {"storage-index": "", "results": {"healthy": True}}
     return {
@@ -97,7 +98,7 @@ def _counts(result: CheckResult) -> Json:
 
 
 def corrupt_shares(result: CheckResult) -> list[list[Any]]:
-    """Return each damaged copy as server, storage index and share number."""
+    """Return a list of server, storage index and share number for each damaged copy of a share."""
     ids = {name: server for server, name in result.answered.items()}
     index = storage_index_text(result.cap)
     return [[ids.get(one.server, one.server), index, one.share_number] for one in result.corrupt]
@@ -121,19 +122,20 @@ def repair_json(outcome: CheckResult | RepairResult | None, *, failed: bool = Fa
     Return the result of a check with repair.
 
     Args:
-        outcome: None for an object that has no shares.
-        failed: a repair was tried after this check, and failed.
+        outcome: None if the object has no shares.
+        failed: ``outcome`` is the check of an object whose repair failed.
     """
     if outcome is None or (isinstance(outcome, CheckResult) and not outcome.total_shares):
         return _repair(_NO_SHARES, _NO_SHARES, False, False)
     if not isinstance(outcome, RepairResult):
         lost = not outcome.recoverable
         return _repair(check_json(outcome), check_json(outcome), failed or lost, False)
-    # It was repaired if shares were missing, or were stored again.
+    # A repair counts as attempted if shares were missing, or were stored again.
     attempted = bool(outcome.uploaded) or not outcome.before.healthy
     after = check_json(outcome.after)
     if attempted and not isinstance(outcome.after, MutableCheckResult):
-        # Tahoe-LAFS writes this text only after the repair of a mutable file.
+        # Tahoe-LAFS writes its usual summary after the repair of a mutable file, but this one after that of
+        # an immutable file.
         after["summary"] = "healthy" if after["results"]["healthy"] else "not healthy"
     successful = attempted and outcome.after.is_complete
     return _repair(check_json(outcome.before), after, attempted, successful)
@@ -150,7 +152,7 @@ _NO_SHARES: Json = {
         "list-corrupt-shares": [],
     },
 }
-"""Of a literal object, with the fields that ``tahoe check --repair`` always reads."""
+"""Result for a literal object; has the fields that ``tahoe check --repair`` always reads."""
 
 
 def _repair(before: Json, after: Json, attempted: bool, successful: bool) -> Json:
@@ -165,10 +167,10 @@ def _repair(before: Json, after: Json, attempted: bool, successful: bool) -> Jso
 
 def check_recoverable(result: CheckResult) -> None:
     """
-    Raise the error of a repair if too few shares of an immutable object were found.
+    Check that enough shares of an immutable object were found for its repair.
 
     Raises:
-        NotEnoughSharesError: it cannot be restored.
+        NotEnoughSharesError: too few shares were found.
     """
     if result.recoverable or isinstance(result, MutableCheckResult):
         return

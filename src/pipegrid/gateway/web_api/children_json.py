@@ -1,7 +1,7 @@
 """
-Children and their capabilities in the body of a request: JSON to links.
+Parses the children in the body of a request: JSON with names, caps and metadata becomes edits of a directory.
 
-An unknown capability is a write cap unless its prefix says that it only reads.
+A cap of unknown kind counts as a write cap unless it has the prefix ``ro.`` or ``imm.``.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ READ_ONLY, IMMUTABLE = "ro.", "imm."
 
 def parse_children(data: bytes) -> dict[str, dict[str, Any]]:
     """
-    Return the properties of each child by name; an empty body has none.
+    Return the properties of each child, by name; {} for an empty body.
 
     Raises:
-        WebError: this is not the JSON of children.
+        WebError: the body is not JSON that describes children.
     """
     if not data.strip():
         return {}
@@ -65,7 +65,7 @@ def links_of(children: dict[str, dict[str, Any]], replace: Replace) -> list[Link
     Return the edits that link children into a mutable directory.
 
     Raises:
-        WebError: a capability cannot be linked.
+        WebError: a cap cannot be linked.
     """
     return [link_of(name, given, replace) for name, given in children.items()]
 
@@ -75,10 +75,10 @@ def link_of(name: str, given: Mapping[str, Any], replace: Replace) -> Link:
     Return the edit that links one child.
 
     Args:
-        given: its properties, as ``parse_children`` returns them.
+        given: the properties of the child, as ``parse_children`` returns them.
 
     Raises:
-        WebError: they cannot be linked.
+        WebError: the caps of the child cannot be linked.
     """
     cap, read_cap = sorted_caps(given.get("rw_uri") or "", given.get("ro_uri") or "")
     return Link(name, cap, read_cap, given.get("metadata"), replace != "false", replace == "true")
@@ -86,10 +86,10 @@ def link_of(name: str, given: Mapping[str, Any], replace: Replace) -> Link:
 
 def sorted_caps(rw: str, ro: str) -> tuple[Cap, Cap | None]:
     """
-    Return the cap of a child of a mutable directory, and the read cap of an unknown one.
+    Return the cap of a child of a mutable directory; for a write cap of unknown kind, also the read cap.
 
     Raises:
-        WebError: they cannot be linked.
+        WebError: the caps cannot be linked.
     """
     if not rw and not ro:
         return UnknownCap(""), None
@@ -123,7 +123,7 @@ def packed_children(children: dict[str, dict[str, Any]]) -> list[PackedChild]:
     Return the entries of an immutable directory.
 
     Raises:
-        WebError: a child is mutable, or of an unknown kind.
+        WebError: a child is mutable, or its cap is an unknown write cap.
     """
     return [
         PackedChild(name, immutable_child(given), given.get("metadata") or {})
@@ -133,10 +133,10 @@ def packed_children(children: dict[str, dict[str, Any]]) -> list[PackedChild]:
 
 def immutable_child(given: dict[str, Any]) -> Cap:
     """
-    Return the capability of a child of an immutable directory.
+    Return the cap of a child of an immutable directory.
 
     Raises:
-        WebError: the child is mutable, or of an unknown kind.
+        WebError: the child is mutable, or its cap is an unknown write cap.
     """
     rw, ro = given.get("rw_uri") or "", given.get("ro_uri") or ""
     text = rw or ro

@@ -1,4 +1,7 @@
-"""Operations on whole trees: manifest, statistics, check and repair; as streams of lines, or as results."""
+"""
+Operations on whole trees: manifest, statistics, check and repair. Results are streams of lines, or kept in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -30,23 +33,26 @@ from pipegrid.tree.tree_check import CheckReports, FirstMet, check_trees
 from pipegrid.tree.tree_grid import Grid
 from pipegrid.tree.walk import Met, TreePath, TreeStats, Unreadable, walk
 
-# Everything below a directory, each object once, literal ones every time.
+# An operation reports everything below a directory: each object once, but literal objects each time.
 #
-# A directory that cannot be read does not end the operation. It is reported at the end: in a stream by a line
-# that begins with "ERROR:", as in Tahoe-LAFS, in results under "unreadable". Only an unreadable root makes
-# the operation fail.
+# If a directory cannot be read, the operation goes on, and reports the directory at the end: in a stream by a
+# line that begins with "ERROR:", as in Tahoe-LAFS; in a result under "unreadable". The operation fails only
+# if the root cannot be read.
 #
-# **Failed repairs.** A failed repair reports its error, not what its check found. So those objects are
+# **Failed repairs.** If a repair fails, its error is known, but not what its check found. So the object is
 # checked again at the end, and both are reported.
 
 MAX_ERRORS = 100
-"""Errors that are listed, and objects that are checked again; further ones are counted."""
+"""
+Maximum number of errors that are listed, and of objects that are checked again; further errors are only
+counted.
+"""
 
 STATS_VERSION = 1
 
 
 def object_json(path: TreePath, cap: Cap | None) -> Json:
-    """Return an object in a stream, with the known cap that grants most."""
+    """Return the fields of an object in a stream; ``cap`` is the known cap that grants most."""
     return {
         "path": list(path),
         "cap": "" if cap is None else str(cap),
@@ -58,7 +64,7 @@ def object_json(path: TreePath, cap: Cap | None) -> Json:
 
 
 def verify_cap_text(cap: Cap | None) -> str:
-    """Return the verify cap of an object; "" if there is none."""
+    """Return the verify cap of an object; "" if the object has none."""
     if cap is None or isinstance(cap, UnknownCap):
         return ""
     verifier = cap.verifier()
@@ -73,14 +79,14 @@ def _repair_cap_text(cap: Cap | None) -> str:
 
 
 def stats_json(stats: TreeStats) -> Json:
-    """Return the deep statistics of the web API."""
+    """Return the statistics of a tree, as the web API defines them."""
     fields = stats.fields()
     del fields["count-unreadable-directories"]
     return {"api-version": STATS_VERSION, **fields}
 
 
 def error_name(error: BaseException | None, cap: Cap | None = None) -> str:
-    """Return Tahoe-LAFS's name of an error; its clients compare some of these names."""
+    """Return Tahoe-LAFS's name for an error; some clients compare these names."""
     file = cap.file if isinstance(cap, DirectoryCap) else cap
     if isinstance(error, NotEnoughSharesError):
         if isinstance(file, MutableCap):
@@ -92,12 +98,12 @@ def error_name(error: BaseException | None, cap: Cap | None = None) -> str:
 @attrs.define
 class OperationProblems:
     """
-    Failed reads and repairs as messages, a bounded number.
+    Messages about failed reads and repairs, at most ``MAX_ERRORS``.
 
     Attributes:
-        sentences: each begins with the name of its error.
-        left_out: how many more there are.
-        root: why the root itself could not be read.
+        sentences: the messages; each begins with the name of the error.
+        left_out: number of further failures.
+        root: why the root could not be read; None if it could.
     """
 
     sentences: list[str] = attrs.field(factory=list)
@@ -105,7 +111,7 @@ class OperationProblems:
     root: Exception | None = None
 
     def add(self, path: TreePath, cap: Cap | None, error: BaseException | None) -> None:
-        """Record an error; ``path`` leads to the object."""
+        """Record the error of an object at a path below the root."""
         if not path and isinstance(error, Exception) and isinstance(cap, DirectoryCap):
             self.root = error
         if len(self.sentences) >= MAX_ERRORS:
@@ -116,16 +122,16 @@ class OperationProblems:
 
     @property
     def all_sentences(self) -> list[str]:
-        """The messages, and how many are left out."""
+        """The messages, and one about the number of further failures."""
         more = [f"{self.left_out} more objects failed"] if self.left_out else []
         return [*self.sentences, *more]
 
     def lines(self) -> list[bytes]:
-        """Return the messages as the last lines of a stream."""
+        """Return the messages as lines for the end of a stream."""
         return [f"ERROR: {sentence}\n".encode() for sentence in self.all_sentences]
 
     def fields(self) -> Json:
-        """Return the additional fields of a result; empty without errors."""
+        """Return the field of a result that lists the messages; {} if there are none."""
         return {"unreadable": self.all_sentences} if self.sentences else {}
 
 
@@ -141,10 +147,10 @@ async def visit(
     ready: ReaderReady | None = None,
 ) -> None:
     """
-    Walk a tree, count it, and report each object once.
+    Walk a tree, add to the statistics, and report each object once.
 
     Args:
-        found: called with each object's path, and the cap that grants most of those met.
+        found: called with each object's path and with the known cap that grants most.
         ready: returns when the next object may be reported.
     """
     with walk(grid, root) as tree:
@@ -161,7 +167,7 @@ async def visit(
 
 
 async def stream_manifest(grid: Grid, root: DirectoryCap, sink: ResponseStream) -> None:
-    """Send a line for each object of a tree, then the statistics, then errors."""
+    """Send a line for each object of a tree, then the statistics, then the errors."""
     stats, problems = TreeStats(), OperationProblems()
 
     def found(path: TreePath, cap: Cap | None) -> None:
@@ -174,7 +180,7 @@ async def stream_manifest(grid: Grid, root: DirectoryCap, sink: ResponseStream) 
 async def stream_deep_check(
     grid: Grid, root: DirectoryCap, todo: UpkeepRequest, sink: ResponseStream
 ) -> None:
-    """Send a line with its check for each object of a tree, then the statistics, then errors."""
+    """Send a line with the check result of each object of a tree, then the statistics, then the errors."""
     stats, problems = TreeStats(), OperationProblems()
     key = "check-and-repair-results" if todo.repair else "check-results"
 
@@ -202,12 +208,12 @@ def _line(value: Json) -> bytes:
 @attrs.frozen
 class CheckedObject:
     """
-    The outcome of one object.
+    The outcome of checking one object.
 
     Attributes:
-        before, after: results of checks; the same without a repair. None: it has no shares, or is of an
-            unknown kind.
-        json: the outcome in the web API.
+        before, after: check results before and after the repair; both the same if there was none. None: the
+            object has no shares, or is of unknown kind.
+        json: the outcome as the web API reports it.
     """
 
     path: TreePath
@@ -220,7 +226,9 @@ class CheckedObject:
 def checked(
     place: FirstMet, outcome: CheckResult | RepairResult | None, repair: bool, failed: bool = False
 ) -> CheckedObject:
-    """Return an object with its outcome; ``failed``: a repair was tried after this check, and failed."""
+    """
+    Return an object with its outcome; ``failed``: the outcome is a check, and the object's repair failed.
+    """
     before = outcome.before if isinstance(outcome, RepairResult) else outcome
     after = outcome.after if isinstance(outcome, RepairResult) else outcome
     if before is not None and not before.total_shares:
@@ -247,11 +255,11 @@ async def deep_check(
     Check each object of a tree, and repair it if requested.
 
     Args:
-        ended: called with each object, in the order of ending.
+        ended: called with each object when its check or repair has ended.
         ready: returns when the next object may be checked.
 
     Raises:
-        UnhappyError: there are no servers.
+        UnhappyError: no server can be used.
     """
     again: list[tuple[FirstMet, Failure]] = []
 
@@ -294,16 +302,16 @@ async def _check_failed_repair(
         problems.add(place.path, place.best, failure.value)
         return
     ended(checked(place, result, True, failed=not cannot))
-    if not cannot:  # without a write cap no repair is expected
+    if not cannot:  # without a write cap, no repair was possible
         problems.add(place.path, place.best, failure.value)
 
 
 async def check_one(grid: Grid, cap: Cap, todo: UpkeepRequest) -> Json:
     """
-    Check one object, and repair it if requested; returns the outcome in the web API.
+    Check one object, and repair it if requested; return the outcome as the web API reports it.
 
     Raises:
-        PipegridError: a repair failed, or the object is of a kind that cannot be checked.
+        PipegridError: a repair failed, or objects of this kind cannot be checked.
     """
     if not todo.repair:
         return check_json(await grid.check(cap, verify=todo.verify, add_lease=todo.add_lease))
@@ -320,20 +328,20 @@ async def check_one(grid: Grid, cap: Cap, todo: UpkeepRequest) -> Json:
     return repair_json(outcome)
 
 
-# Operations whose results are kept until clients fetch them.
+# Operations whose results are kept in memory until clients have fetched them.
 
 
 class DeepOperation:
     """
-    An operation on a tree, with its result so far.
+    An operation on a tree, and its result so far.
 
     Args:
-        todo: what a check does.
+        todo: options of the check.
 
     Attributes:
-        finished: whether it has ended.
-        error: why there is no result.
-        memory_bytes: estimated memory of its result.
+        finished: whether the operation has ended.
+        error: why the operation failed; None: it did not.
+        memory_bytes: estimated memory of the result.
     """
 
     json_only = False
@@ -349,10 +357,10 @@ class DeepOperation:
 
     async def run(self, grid: Grid, hold: Callable[[int], None]) -> None:
         """
-        Run it; ``hold`` is called before the result grows, with the bytes.
+        Run the operation; ``hold`` is called with the number of bytes before the result grows.
 
         Raises:
-            PipegridError: there is no result.
+            PipegridError: the operation failed.
         """
         await self._run(grid, hold)
         if self.problems.root is not None:
@@ -362,15 +370,15 @@ class DeepOperation:
         await visit(grid, self.root, self.stats, self.problems)
 
     def json(self) -> Json:
-        """Return its state as JSON."""
+        """Return state and result as JSON."""
         raise NotImplementedError
 
     def text(self) -> str:
-        """Return its state as lines of text for people and scripts."""
+        """Return state and result as lines of text for people and scripts."""
         raise NotImplementedError
 
     def part(self, storage_index: str) -> Json | None:
-        """Return the check of one object, if this operation has it."""
+        """Return the check result of one object; None if this operation has not checked the object."""
         return None
 
     title = "Operation"
@@ -381,7 +389,7 @@ class DeepOperation:
 
 
 class DeepStats(DeepOperation):
-    """Counts the content of a tree."""
+    """Operation that counts the objects of a tree."""
 
     json_only = True
     title = "Deep statistics"
@@ -394,7 +402,7 @@ class DeepStats(DeepOperation):
 
 
 class DeepSize(DeepOperation):
-    """Adds the bytes of all files and directories of a tree."""
+    """Operation that adds up the sizes of all files and directories of a tree."""
 
     title = "Deep size"
 
@@ -409,7 +417,7 @@ class DeepSize(DeepOperation):
 
 
 class Manifest(DeepOperation):
-    """Lists all objects of a tree."""
+    """Operation that lists all objects of a tree."""
 
     title = "Manifest"
 
@@ -450,11 +458,11 @@ class Manifest(DeepOperation):
 
 
 _HELD_BYTES = 600
-"""Memory of an object in addition to its texts."""
+"""Estimated memory of an object in a result, in addition to its texts."""
 
 
 class DeepCheck(DeepOperation):
-    """Checks all objects of a tree, and repairs them if requested."""
+    """Operation that checks all objects of a tree, and repairs them if requested."""
 
     title = "Deep check"
 
@@ -532,4 +540,4 @@ OPERATIONS: Mapping[str, type[DeepOperation]] = {
     "start-deep-size": DeepSize,
     "start-deep-stats": DeepStats,
 }
-"""By their names in the web API."""
+"""Operations by the names that the web API gives them."""

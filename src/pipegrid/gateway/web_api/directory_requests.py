@@ -1,4 +1,4 @@
-"""Requests about directories: their listings, and forms that change links."""
+"""Requests for directories: listings, new directories, and forms that change links."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from pipegrid.gateway.web_ui.read_cap_page import share_page
 from pipegrid.tree.directory import Directory, move
 
 UNNAMED = "unknown-filename"
-"""Tahoe-LAFS's name for a file whose form gives none."""
+"""Name that Tahoe-LAFS gives to an uploaded file if the form contains no name."""
 
 
 DIRECTORY_PAGES: Mapping[str, Handler] = {
@@ -58,11 +58,11 @@ DIRECTORY_PAGES: Mapping[str, Handler] = {
     "share": share_page,
     "archive": send_archive,
 }
-"""Pages of a directory for people, by ``t``."""
+"""Handlers that return pages about a directory, by the argument ``t``."""
 
 
 async def get_directory(call: ApiRequest, found: FoundObject) -> HttpResponse | None:
-    """Answer a GET of a directory."""
+    """Answer a GET request for a directory."""
     cap, operation = found.directory, call.arguments.operation
     if operation == "json":
         return tagged(call, cap, await _listing(call, cap))
@@ -86,7 +86,7 @@ async def _listing(call: ApiRequest, cap: DirectoryCap) -> HttpResponse:
 
 
 async def delete_link(call: ApiRequest, found: FoundObject) -> HttpResponse:
-    """Answer a DELETE: the link is removed, and the child's shares stay."""
+    """Answer a DELETE request: remove the link; the shares of the child stay on the servers."""
     if found.parent is None:
         raise WebError(400, "DELETE removes a link; give the path of one below a directory")
     await Directory(call.grid, check_writes(found.parent)).change([Unlink(found.name)])
@@ -94,7 +94,7 @@ async def delete_link(call: ApiRequest, found: FoundObject) -> HttpResponse:
 
 
 def makes_directory(call: ApiRequest) -> bool:
-    """Return whether a request makes the directory at the end of a path."""
+    """Return whether a request creates the directory at the end of its path."""
     names = call.names[2:]
     return (
         call.method in ("PUT", "POST")
@@ -109,7 +109,10 @@ def _name_of_new(call: ApiRequest) -> str:
 
 
 async def make_directory(call: ApiRequest, found: FoundObject) -> HttpResponse:
-    """Answer ``t=mkdir`` and similar: for a path, or for ``name`` in an existing directory."""
+    """
+    Answer ``t=mkdir`` and similar: create the directory at the path, or the child ``name`` of an existing
+    directory.
+    """
     operation = call.arguments.operation
     name = _name_of_new(call)
     if found.exists and not name:
@@ -127,7 +130,7 @@ async def make_directory(call: ApiRequest, found: FoundObject) -> HttpResponse:
         await directory.change([Link(name, cap, None, None, replace)])
     except NotEnoughSharesError as error:
         raise unreadable(directory.cap, error) from error
-    except ChildExists:  # another client was faster
+    except ChildExists:  # another client has linked it meanwhile
         there = (await children_of(call.grid, directory.cap)).get(composed(name))
         if replace or there is None or _name_of_new(call):
             raise
@@ -147,7 +150,9 @@ def _existing(found: FoundObject, operation: str) -> HttpResponse:
 async def _child_of(
     call: ApiRequest, found: FoundObject, given: str, replace: bool = True
 ) -> FoundObject:
-    """Return what a name in a directory leads to."""
+    """
+    Return the child that has this name in a directory, or the place of the name if there is no such child.
+    """
     place = _place_of(found, given)
     assert place.parent is not None
     child = (await children_of(call.grid, place.parent)).get(place.name)
@@ -159,7 +164,7 @@ async def _child_of(
 
 
 def _place_of(found: FoundObject, given: str) -> FoundObject:
-    """Return the place of a name in a directory, whether it exists or not."""
+    """Return the place of a name in a directory, without looking up the name."""
     if "/" in given:
         raise WebError(400, "the name of a child has no slash; make the directories one by one")
     if not found.is_directory:
@@ -169,7 +174,10 @@ def _place_of(found: FoundObject, given: str) -> FoundObject:
 
 
 async def upload(call: ApiRequest, found: FoundObject) -> HttpResponse:
-    """Answer ``t=upload``: a form's file becomes a child, or the content of a file; or all its files do."""
+    """
+    Answer ``t=upload``: store the form's file as a child, or as content of an existing file, or store several
+    files.
+    """
     files = call.arguments.files
     given = call.arguments.text("name").strip()
     if isinstance(found.cap, DirectoryCap) and not given and are_several(files):
@@ -177,7 +185,7 @@ async def upload(call: ApiRequest, found: FoundObject) -> HttpResponse:
     body = uploaded(call)
     if found.exists and isinstance(found.cap, DirectoryCap):
         name = given or files[0].name.strip()
-        if not name and not files[0].size:  # what a browser sends if no file was chosen
+        if not name and not files[0].size:  # browsers send this if no file was chosen
             raise WebError(400, "the form has no file; choose one, or give it a name")
         name = name or UNNAMED
         found = await _child_of(call, found, name)
@@ -193,7 +201,7 @@ async def upload(call: ApiRequest, found: FoundObject) -> HttpResponse:
 
 
 async def link_cap(call: ApiRequest, found: FoundObject) -> HttpResponse:
-    """Answer ``POST ?t=uri``: link a capability under a name."""
+    """Answer ``POST ?t=uri``: link a cap under a name."""
     name, text = call.arguments.text("name").strip(), call.arguments.text("uri").strip()
     if not name or not text:
         raise WebError(400, "t=uri takes the arguments name and uri; one of them is missing")
@@ -205,14 +213,14 @@ async def link_cap(call: ApiRequest, found: FoundObject) -> HttpResponse:
 
 
 async def unlink(call: ApiRequest, found: FoundObject) -> HttpResponse:
-    """Answer ``t=unlink``: a child is removed from a directory."""
+    """Answer ``t=unlink``: remove a child from a directory."""
     directory = Directory(call.grid, check_writes(found.cap))
     await directory.change([Unlink(call.arguments.text("name"))])
     return when_done(call, "the link was removed\n")
 
 
 async def relink(call: ApiRequest, found: FoundObject) -> HttpResponse:
-    """Answer ``t=rename`` and ``t=relink``: give a child another name, or move it to another directory."""
+    """Answer ``t=rename`` and ``t=relink``: rename a child, or move it to another directory."""
     arguments = call.arguments
     is_rename = arguments.operation == "rename"
     old, new = arguments.text("from_name"), arguments.text("to_name").strip()
@@ -244,7 +252,7 @@ async def relink(call: ApiRequest, found: FoundObject) -> HttpResponse:
 
 
 async def _name_of_child(call: ApiRequest, cap: DirectoryCap, given: str) -> str:
-    """Return a name as it was given if a child has it, else without the white space around it."""
+    """Return a name as given if a child has exactly this name; otherwise without surrounding white space."""
     bare = given.strip()
     if bare == given or composed(given) in await children_of(call.grid, cap):
         return given
@@ -262,7 +270,7 @@ async def _target(call: ApiRequest, to_dir: str) -> DirectoryCap:
 
 
 async def set_children(call: ApiRequest, found: FoundObject) -> HttpResponse:
-    """Answer ``t=set_children``: many links at once, all or none."""
+    """Answer ``t=set_children``: link many children; if one cannot be linked, none is."""
     data = call.body.read_all(call.settings.limits.children_bytes, "the list of children")
     replace = call.arguments.replace()
     if "replace" not in call.arguments.values and not call.arguments.flag("overwrite", True):

@@ -1,9 +1,9 @@
 """
-Downloads of large files: a bounded number is fetched at a time, and in turns.
+Downloads of large files: they take turns, and only a limited number is fetched at the same time.
 
-A get holds some segments of its file in memory, however slowly they are read. So it runs only while its
-reader accepts more: when the reader stops, the get is cancelled, and starts again later from the same
-position. Others get its turn meanwhile.
+A get holds some segments of its file in memory, even if its client reads slowly. So it runs only while the
+client reads. If the client stops, the get is cancelled, and other downloads get the turn. A new get continues
+at the same position later.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ from pipegrid.reactor.deferreds import Timer, Wakeup
 from pipegrid.tree.tree_grid import Grid
 
 SMALL_BYTES = 256 << 10
-"""A download up to this length takes no turn."""
+"""A download of up to this length needs no turn."""
 
 TURN_S = 2.0
-"""How long a turn lasts at least while others wait, and how long a reader may accept nothing during it."""
+"""
+Minimum duration of a turn while other downloads wait; also how long the client may read nothing before it
+loses the turn.
+"""
 
 LONGEST_TURN_S = 120.0
 """
-On a slow network not even one segment arrives in ``TURN_S``. So a download that got nothing in a turn has
-twice as long for the next one, up to this.
+Maximum duration of a turn. On a slow network, not even one segment arrives in ``TURN_S``. So a download that
+received nothing in a turn gets twice the time in its next turn, up to this limit.
 """
 
 _LOOK_S = 0.5
@@ -39,13 +42,13 @@ _LOOK_S = 0.5
 @implementer(IConsumer, IPushProducer)
 class PacedDownload:
     """
-    One download, which takes turns if it is large: the consumer of its gets, the producer of its response.
+    Writes a file, or a range of it, to one response, with one get or several; large downloads take turns.
 
     Args:
         http: the response, as a consumer.
         begin: called with the size of the file before the first byte, and again if another version of a
-            mutable file is read; returns start and length of what is written to the response.
-        turns: of all downloads.
+            mutable file is read; returns start and length of the range to write.
+        turns: limits how many gets fetch large files at the same time.
     """
 
     def __init__(
@@ -65,14 +68,14 @@ class PacedDownload:
         self._version: Version | None = None
         self._sent_bytes = 0
         self._needs_turn = False
-        self._has_turn = False  # the running get is one of those that ``turns`` counts
+        self._has_turn = False  # the running get holds a token of ``turns``
         self._turn_s = TURN_S
         self._producer: Any = None
         self._paused_s: float | None = None
         self._wanted = Wakeup(grid.clock)
         self._timer = Timer(grid.clock, self._look)
         self._fetching: Deferred[Any] | None = None
-        self._lost_turn = False  # the running get was cancelled, and will be started again
+        self._lost_turn = False  # the get was cancelled, and another one will continue
         self._began_s = 0.0
         self._began_bytes = 0
 
@@ -81,8 +84,8 @@ class PacedDownload:
         Write the range to the response.
 
         Raises:
-            WebError: the file was overwritten after a part of it was sent.
-            PipegridError: as ``Grid.get`` does.
+            WebError: a mutable file was overwritten after a part of it was sent.
+            PipegridError: raised by ``Grid.get``.
         """
         self._http.registerProducer(self, True)
         try:
@@ -138,7 +141,7 @@ class PacedDownload:
         self._version, self._range = version, None
 
     def _range_of(self, size: int) -> tuple[int, int]:
-        """Return what is fetched now: the rest, or nothing if that needs a turn and has none yet."""
+        """Return the range to fetch now: the rest, or an empty one if that needs a turn and none is free."""
         if self._range is None:
             self._range = self._begin(size)
         start, length = self._range
@@ -147,11 +150,11 @@ class PacedDownload:
             if not self._turns.tokens:
                 self._needs_turn = True
                 return at, 0
-            self._turns.acquire()  # at once, since one is free
+            self._turns.acquire()  # succeeds at once, since a turn is free
             self._has_turn = True
         return at, left_bytes
 
-    # Called by a get.
+    # The running get calls these methods.
 
     def registerProducer(self, producer: Any, streaming: bool) -> None:
         """Register the producer of a get that begins."""
@@ -160,7 +163,7 @@ class PacedDownload:
             producer.pauseProducing()
 
     def unregisterProducer(self) -> None:
-        """Forget the producer of a get that has ended."""
+        """Forget the producer, since its get has ended."""
         self._producer = None
 
     def write(self, data: bytes) -> None:
@@ -168,23 +171,23 @@ class PacedDownload:
         self._sent_bytes += len(data)
         self._http.write(data)
 
-    # Called by the response.
+    # The response calls these methods.
 
     def pauseProducing(self) -> None:
-        """The reader accepts no more for now."""
+        """Pause, since the client reads too slowly."""
         if self._paused_s is None:
             self._paused_s = self._grid.clock.seconds()
         if self._producer is not None:
             self._producer.pauseProducing()
 
     def resumeProducing(self) -> None:
-        """The reader accepts more again."""
+        """Continue, since the client has read enough."""
         self._paused_s = None
         self._wanted.fire()
         if self._producer is not None:
             self._producer.resumeProducing()
 
     def stopProducing(self) -> None:
-        """The reader has gone; the request is cancelled, and with it the get."""
+        """Stop the get, since the client has disconnected."""
         if self._producer is not None:
             self._producer.stopProducing()

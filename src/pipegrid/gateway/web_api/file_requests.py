@@ -1,4 +1,4 @@
-"""Requests about files: downloads with ranges, bodies that replace their content, and PUTs of links."""
+"""Requests for files: downloads with ranges, PUTs of content or of caps, and changes of mutable files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ CONTENT_POLICY = (
     "sandbox; default-src 'none'; img-src 'self' data:; media-src 'self' data:; "
     "style-src 'unsafe-inline'"
 )
-"""Of stored files: scripts in them cannot run, load or send anything."""
+"""
+Content policy of stored files: scripts in a file cannot run, and the file can neither load nor send anything.
+"""
 
 
 _IN_PAGES = frozenset(
@@ -66,15 +68,15 @@ _IN_PAGES = frozenset(
         "xslt",
     }
 )
-"""Uses of a file by which it would take part in a page, as ``Sec-Fetch-Dest`` names them."""
+"""Values of ``Sec-Fetch-Dest`` with which a page would use the file as its script, style or frame."""
 
 
 def check_readable(cap: Cap | None) -> ChkCap | LitCap | MutableCap:
     """
-    Return the cap of a file that can be read.
+    Return a cap if it reads a file.
 
     Raises:
-        WebError: this is not one.
+        WebError: the cap does not read a file.
     """
     if isinstance(cap, UnknownCap):
         raise unknown_cap(cap)
@@ -87,10 +89,10 @@ def check_readable(cap: Cap | None) -> ChkCap | LitCap | MutableCap:
 
 async def download(call: ApiRequest, given: Cap | None, name: str) -> HttpResponse | None:
     """
-    Answer with a file, or a range of it.
+    Answer with a file, or the requested range of it.
 
     Args:
-        name: of the file, for its media type; empty if it has none.
+        name: file name, which implies the media type; empty if there is none.
     """
     if call.header("sec-fetch-dest") in _IN_PAGES:
         raise WebError(403, "a stored file is not served as a script, a style or a frame of a page")
@@ -107,7 +109,8 @@ async def download(call: ApiRequest, given: Cap | None, name: str) -> HttpRespon
     tag = entity_tag(cap, call.arguments.operation)
     if tag is not None:
         if matches(call.header("if-none-match"), tag):
-            # Browsers give a stored response the headers of a 304, so these decide what a file may do.
+            # Browsers give a cached response the headers of a 304, so these headers limit what the file may
+            # do.
             return HttpResponse(status=304, headers={**headers, "ETag": f'"{tag}"'})
         if not call.is_head:
             headers["ETag"] = f'"{tag}"'
@@ -128,18 +131,18 @@ async def download(call: ApiRequest, given: Cap | None, name: str) -> HttpRespon
         elif isinstance(cap, MutableCap):
             await call.grid.get(cap, BytesIO(), range_of=begin)
         else:
-            begin(cap.size)  # it is in the cap, so no server is queried
+            begin(cap.size)  # the cap contains the size, so no server is queried
     except NotEnoughSharesError as error:
         raise unreadable(cap, error) from error
     http.finish()
     return None
 
 
-# GET with ``t``, for a file or an object of an unknown kind.
+# GET with ``t``, for a file or an object of unknown kind.
 
 
 async def get_file(call: ApiRequest, found: FoundObject) -> HttpResponse | None:
-    """Answer a GET of anything but a directory."""
+    """Answer a GET request for an object that is not a directory."""
     operation = call.arguments.operation
     cap = found.cap
     if found.slash:
@@ -160,7 +163,7 @@ async def get_file(call: ApiRequest, found: FoundObject) -> HttpResponse | None:
 
 
 def cap_text(cap: Cap | None, operation: str) -> HttpResponse:
-    """Answer ``t=uri`` or ``t=readonly-uri`` with the cap."""
+    """Return the response to ``t=uri`` or ``t=readonly-uri``: the cap, or its read cap."""
     if cap is None:
         raise WebError(400, "no capability of this object is known")
     if isinstance(cap, UnknownCap):
@@ -169,7 +172,9 @@ def cap_text(cap: Cap | None, operation: str) -> HttpResponse:
 
 
 def tagged(call: ApiRequest, cap: Cap | None, response: HttpResponse) -> HttpResponse:
-    """Return a response with the tag of an immutable object, or 304 if the client has it."""
+    """
+    Return a response with the entity tag of an immutable object; status 304 if the client has that already.
+    """
     tag = entity_tag(cap, call.arguments.operation)
     if tag is None:
         return response
@@ -194,7 +199,7 @@ async def _json(call: ApiRequest, found: FoundObject) -> HttpResponse:
 
 
 def _check_future(found: FoundObject) -> None:
-    """Refuse malformed caps, which no later version of the format can accept."""
+    """Refuse a text that is no cap of any version, since caps of later versions also begin with ``URI:``."""
     cap = found.cap
     future = ("URI:", "ro.URI:", "imm.URI:")
     if found.child is None and isinstance(cap, UnknownCap) and not cap.text.startswith(future):
@@ -216,11 +221,11 @@ async def mutable_size(call: ApiRequest, cap: MutableCap) -> int | None:
     return found[-1]
 
 
-# Bodies that replace existing content, and links to new files.
+# Request bodies that replace existing content, and links to new files.
 
 
 async def put_object(call: ApiRequest, found: FoundObject) -> HttpResponse:
-    """Answer a PUT without ``t``, or with ``t=uri``, of an existing or a new object."""
+    """Answer a PUT request without ``t`` or with ``t=uri``, whether the object exists or not."""
     if call.header("content-range") is not None:
         raise WebError(501, "Content-Range in a PUT is not supported; use the argument offset")
     if call.arguments.operation == "uri":
@@ -238,10 +243,10 @@ async def put_object(call: ApiRequest, found: FoundObject) -> HttpResponse:
 
 async def replace_file(call: ApiRequest, found: FoundObject, body: BodySpool) -> Cap:
     """
-    Replace the content of an existing file: in place if it is mutable, otherwise by a new link.
+    Replace an existing file: overwrite it if it is mutable, otherwise link a new file in its place.
 
     Raises:
-        WebError: it cannot be replaced.
+        WebError: the file cannot be replaced.
     """
     replace = call.arguments.replace()
     if isinstance(found.cap, MutableCap):
@@ -262,7 +267,7 @@ async def replace_file(call: ApiRequest, found: FoundObject, body: BodySpool) ->
 
 def check_overwritable(cap: MutableCap) -> None:
     """
-    Check that a mutable file can be changed.
+    Check that a cap of a mutable file is a write cap.
 
     Raises:
         WebError: the cap is not a write cap.
@@ -273,7 +278,7 @@ def check_overwritable(cap: MutableCap) -> None:
 
 async def overwrite(call: ApiRequest, cap: MutableCap, body: BodySpool) -> None:
     """
-    Replace the content of a mutable file, or a part of it at the argument ``offset``.
+    Replace the content of a mutable file, or write the body at the argument ``offset``.
 
     Raises:
         WebError: the cap is not a write cap, or the offset is not valid.
@@ -292,20 +297,20 @@ async def overwrite(call: ApiRequest, cap: MutableCap, body: BodySpool) -> None:
 
 
 async def link_file(call: ApiRequest, found: FoundObject, body: BodySpool) -> Cap:
-    """Store a body, and link it at the end of a path; returns its cap."""
+    """Store a body as a file, link the file at the end of a path, and return its cap."""
     replace = call.arguments.replace()
     call.arguments.format()
     if found.parent is not None:
         check_writes(found.parent)
     cap = await store_file(call, body)
     directory, name = await parent_for(call, found)
-    # A file that another client has linked meanwhile is replaced only if an existing one would be.
+    # Another client may have linked a file of this name meanwhile; ``replace`` applies to that file as well.
     await directory.change([Link(name, cap, None, None, replace != "false", replace == "true")])
     return cap
 
 
 def links_cap(call: ApiRequest) -> bool:
-    """Return whether a request links a cap at the end of a path, whatever has this name."""
+    """Return whether a request links a cap at the end of a path; then the last name need not be looked up."""
     names = call.names[2:]
     return call.method == "PUT" and call.arguments.operation == "uri" and bool(names and names[-1])
 
@@ -329,10 +334,10 @@ async def _put_cap(call: ApiRequest, found: FoundObject) -> HttpResponse:
 
 async def parent_for(call: ApiRequest, found: FoundObject) -> tuple[Directory, str]:
     """
-    Return the directory of a link, and its name; missing directories are created.
+    Return the directory and the name at which to link; create missing directories.
 
     Raises:
-        WebError: the path is a capability alone, or a directory cannot be changed.
+        WebError: the path has no name after the cap, or a directory cannot be changed.
     """
     parent = check_writes(found.parent)
     if len(found.missing) < 2:

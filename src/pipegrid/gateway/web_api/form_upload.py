@@ -1,8 +1,8 @@
 """
-Forms with several files, or with a folder: each file becomes a child of a directory, or of one below it.
+Forms with several files, or with a folder: each file becomes a child of a directory or of a subdirectory.
 
-A browser sends the files of a folder with their paths as names, also without scripts. Missing directories are
-made. What cannot be stored does not keep the rest from being stored, and is named.
+A browser sends the files of a folder with their paths as names, even without scripts. Missing directories are
+created. If a file cannot be stored, the response names it, and the other files are still stored.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from pipegrid.tree.directory import Directory, check_name, make_directories
 from pipegrid.tree.walk import TreePath
 
 AT_ONCE = 16
-"""Directories that are made, and files that are stored, at the same time."""
+"""How many directories are created, and how many files are stored, at the same time."""
 
 MAX_DEPTH = 100
 MAX_FOLDERS = 1000
-"""In one form: each may be a new directory, with a key of its own."""
+"""Maximum number of folders in a form: each may need a new directory, which needs a new key."""
 
 MAX_NAMED = 20
-"""Files that could not be stored and are named in the response."""
+"""How many of the files that could not be stored are named in the response."""
 
 
 def are_several(files: Sequence[FormFile]) -> bool:
-    """Return whether a form has several files, or one in a folder."""
+    """Return whether a form has several files, or a file in a folder."""
     return len(files) > 1 or any("/" in file.name for file in files)
 
 
 def form_paths(files: Sequence[FormFile]) -> list[TreePath]:
     """
-    Return where the files of a form belong.
+    Return the paths of a form's files, relative to the directory.
 
     Raises:
-        WebError: a path is none, leads out of the directory, is given twice, or is also a folder; or there
-            are too many folders.
-        UsageError: no child can have such a name.
+        WebError: a name is not a path, or leads out of the directory; a path occurs twice, or as a file and a
+            folder; or there are too many folders.
+        UsageError: a path contains a name that no child can have.
     """
     found: dict[TreePath, None] = {}
     folders: set[TreePath] = set()
@@ -77,10 +77,10 @@ def _folders_of(path: TreePath) -> list[TreePath]:
 
 class FolderUpload:
     """
-    The files of one form.
+    Stores the files of one form.
 
     Attributes:
-        problems: why files could not be stored, by their paths.
+        problems: for each file that could not be stored, by path, the reason.
     """
 
     def __init__(self, call: ApiRequest, cap: DirectoryCap) -> None:
@@ -93,7 +93,7 @@ class FolderUpload:
         self.problems: dict[TreePath, WebError] = {}
 
     async def store(self, files: Sequence[tuple[TreePath, FormFile]]) -> None:
-        """Store and link all that can be."""
+        """Store and link the files; record in ``problems`` those for which this failed."""
         folders = {each for path, _ in files for each in _folders_of(path)}
         for depth in range(1, MAX_DEPTH):
             level = [path for path in folders if len(path) == depth]
@@ -104,7 +104,7 @@ class FolderUpload:
         await few_at_a_time(AT_ONCE, [partial(self._store, *each) for each in files])
 
     def _directory(self, path: TreePath) -> Directory:
-        """Return a directory; raises why it could not be made, or not be read."""
+        """Return the directory of a path; raise the error with which it could not be created or read."""
         found = self._directories[path]
         if isinstance(found, PipegridError):
             raise found
@@ -118,7 +118,7 @@ class FolderUpload:
             self._directories[path] = error
 
     async def _look(self, path: TreePath) -> None:
-        """See which names are taken, so that what has one is not stored."""
+        """Record which names exist in a directory, so that files of these names are not stored."""
         try:
             cap = self._directory(path).cap
             self._taken[path] = frozenset(await children_of(self._grid, cap))
@@ -132,7 +132,7 @@ class FolderUpload:
                 raise WebError(409, "there is a child of this name already")
             with file.opened() as source:
                 cap = (await self._grid.put(source)).cap
-            # As where one file is uploaded: it replaces a file, and never a directory.
+            # As for a single upload, the link replaces a file, but never a directory.
             link = Link(path[-1], cap, None, None, self._replace != "false", False)
             await directory.change([link])
         except PipegridError as error:
@@ -146,7 +146,7 @@ async def upload_files(
     Answer ``t=upload`` of a form with several files.
 
     Raises:
-        WebError: some were not stored; it names them.
+        WebError: some files were not stored; the message names them.
     """
     if call.arguments.format() in ("SDMF", "MDMF"):
         raise WebError(

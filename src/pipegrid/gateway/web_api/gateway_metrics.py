@@ -19,8 +19,8 @@ from pipegrid.gateway.server_states import ServerState
 from pipegrid.gateway.transfer_records import BOUNDS_S, TransferKind, TransferRecords, TransferState
 from pipegrid.gateway.web_api.operation_handles import OperationHandles
 
-# Labels have few values, whatever clients do: kinds and states of transfers, statuses of responses, and the
-# first hundred servers by name. No label contains a path or a cap.
+# Labels have a limited number of values: kinds and states of transfers, statuses of responses, and names of
+# at most ``MAX_SERVERS`` servers. No label contains a path or a cap.
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_SERVERS = 100
@@ -31,12 +31,12 @@ _ENDS: tuple[TransferState, ...] = ("finished", "failed", "cancelled")
 
 class GatewayCollector(Collector):
     """
-    Reads the counters of one gateway.
+    Collects the metrics of one gateway.
 
     Args:
         servers: returns the known states of servers, without a query.
         responses: returns the number of responses by status.
-        connections: returns how many connections are open.
+        connections: returns the number of open connections.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ def _buckets(records: TransferRecords, kind: TransferKind) -> list[tuple[str, fl
 
 
 def metrics_text(collector: GatewayCollector) -> bytes:
-    """Return the page for Prometheus."""
+    """Return all metrics in the text format of Prometheus."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     return generate_latest(registry)

@@ -22,11 +22,11 @@ from zope.interface import implementer
 
 from pipegrid.gateway.http_response import HttpResponse, send
 
-# Each message is a JSON object with one event. Events that a slow reader cannot receive are dropped and
-# counted. Of messages from clients only pings and the closing handshake are answered; an unfinished frame is
-# held only as long as ``wsproto`` needs its head.
+# Each message is a JSON object with one event. If a client reads too slowly, events are dropped and counted.
+# Of messages from clients, only pings and the closing handshake are answered. ``wsproto`` holds the bytes of
+# an unfinished frame only until it has the frame's head.
 #
-# The log contains no capability; anything that looks like one is removed here all the same.
+# The log should contain no caps; anything that looks like a cap is still removed here.
 
 MAX_SOCKETS = 8
 MAX_EVENT_CHARS = 16_384
@@ -35,7 +35,7 @@ _CAP = re.compile(r"URI:[A-Za-z0-9-]{2,20}:[A-Za-z0-9:]*")
 
 
 def event_json(event: Any) -> str:
-    """Return an event of the log as a JSON object, without line breaks."""
+    """Return a log event as a JSON object on one line."""
     level = event.get("log_level")
     text = formatEvent(event)
     failure = event.get("log_failure")
@@ -58,9 +58,9 @@ class LogSocket:
     One client that reads the log.
 
     Args:
-        request: twisted.web's; its connection is taken over.
-        connection: the WebSocket protocol; the response to the handshake was sent.
-        closed: called once, when the client has gone.
+        request: twisted.web's request, whose connection is used for the WebSocket.
+        connection: the WebSocket protocol, after its handshake.
+        closed: called once, when the client has disconnected.
     """
 
     def __init__(self, request: Any, connection: Connection, closed: Callable[[], object]) -> None:
@@ -73,14 +73,14 @@ class LogSocket:
         self._is_open = True
 
     def begin(self) -> None:
-        """Take the connection over from HTTP."""
+        """Switch the connection from HTTP to the WebSocket."""
         self._request.notifyFinish().addBoth(self._gone)
         self._request.channel.setTimeout(None)
         self._request.channel.dataReceived = self.data_received
         self._request.registerProducer(self, True)
 
     def send_event(self, event: Any) -> None:
-        """Send an event of the log; it is dropped if the client does not read."""
+        """Send a log event; drop it if the client does not read."""
         if not self._is_open:
             return
         if self._paused:
@@ -92,7 +92,7 @@ class LogSocket:
         self._send(TextMessage(event_json(event)))
 
     def data_received(self, data: bytes) -> None:
-        """Answer pings and the closing handshake; other messages are ignored."""
+        """Answer pings and the closing handshake; ignore other messages."""
         try:
             self._connection.receive_data(data)
             for event in self._connection.events():
@@ -128,10 +128,10 @@ class LogSocket:
 @implementer(ILogObserver)
 class PrivateResource(Resource):
     """
-    ``/private``: the log, for clients that have the token; it observes the log for them.
+    The resource ``/private``: sends the log to clients that have the token.
 
     Args:
-        token: returns the secret.
+        token: returns the token.
     """
 
     isLeaf = True
@@ -150,7 +150,7 @@ class PrivateResource(Resource):
         return NOT_DONE_YET
 
     def close(self) -> None:
-        """End all connections, since the gateway stops."""
+        """Close the connections of all clients, since the gateway stops."""
         for socket in list(self._sockets):
             socket.close()
 

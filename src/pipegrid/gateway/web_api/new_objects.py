@@ -1,4 +1,4 @@
-"""Requests for ``/uri`` itself, and bodies that become new files and directories."""
+"""Requests to ``/uri`` itself, and request bodies that become new files or directories."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from pipegrid.gateway.web_ui.page_templates import render_page
 from pipegrid.tree.directory import create_directory
 
 MKDIRS = ("mkdir", "mkdir-with-children", "mkdir-immutable")
-"""Operations that create a directory."""
+"""Values of ``t`` that create a directory."""
 
 
 async def answer_unlinked(call: ApiRequest) -> HttpResponse | None:
-    """Answer a request to ``/uri``."""
+    """Answer a request to ``/uri`` itself."""
     operation = call.arguments.operation
     if call.method == "GET":
         return _redirect_to_cap(call)
@@ -75,10 +75,10 @@ async def _make_directory(call: ApiRequest) -> HttpResponse:
 
 def uploaded(call: ApiRequest) -> BodySpool:
     """
-    Return the file of a form.
+    Return the only file of a form.
 
     Raises:
-        WebError: it has none, or several.
+        WebError: the form has no file, or several.
     """
     if not call.arguments.files:
         raise WebError(400, "the form has no field 'file' with the content to store")
@@ -91,9 +91,9 @@ def uploaded(call: ApiRequest) -> BodySpool:
 
 def may_be_stored_early(call: ApiRequest) -> bool:
     """
-    Return whether a PUT's body is stored while its path is followed, which saves a round trip.
+    Return whether the body of a PUT is stored while its path is followed, which saves a round trip.
 
-    Only a small body is: it is stored without need if the path leads to a mutable file.
+    If the path leads to a mutable file, the stored body is not needed. So only small bodies are stored early.
     """
     return (
         call.method == "PUT"
@@ -105,7 +105,7 @@ def may_be_stored_early(call: ApiRequest) -> bool:
 
 
 async def store_file(call: ApiRequest, body: BodySpool) -> Cap:
-    """Store a body as a new file in the requested format; returns its cap."""
+    """Store a body as a new file in the requested format, and return its cap."""
     if call.stored is not None and body is call.body:
         return await call.stored
     chosen = call.arguments.format()
@@ -123,10 +123,10 @@ async def store_file(call: ApiRequest, body: BodySpool) -> Cap:
 
 async def new_directory(call: ApiRequest) -> Cap:
     """
-    Store the directory that a request describes, with the children in its body; returns its cap.
+    Store the directory that a request describes, with the children that the body lists; return its cap.
 
     Raises:
-        WebError: the description is malformed.
+        WebError: the request is malformed.
     """
     operation = call.arguments.operation
     if operation == "mkdir-immutable":
@@ -157,10 +157,10 @@ def _children(call: ApiRequest) -> bytes:
 
 def private_key_of(call: ApiRequest) -> bytes | None:
     """
-    Return the DER of the key for a new mutable object; None: a new key.
+    Return the given key for a new mutable object, in DER; None: the request gives none.
 
     Raises:
-        WebError: it is not base64.
+        WebError: the argument is not base64.
     """
     text = call.arguments.get("private-key")
     if text is None:

@@ -1,7 +1,7 @@
 """
-JSON of objects for ``t=json``: a list of two, the kind and the properties.
+JSON of an object for ``t=json``: a list of two items, the kind and the properties.
 
-Properties have Tahoe-LAFS's order; unknown ones are absent.
+The properties have the order that Tahoe-LAFS uses; properties that are not known are left out.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Json = dict[str, Any]
 
 
 def kind_word(cap: Cap | None) -> str:
-    """Return the first of the two: ``filenode``, ``dirnode`` or ``unknown``."""
+    """Return the kind: ``filenode``, ``dirnode`` or ``unknown``."""
     if cap is None or isinstance(cap, (UnknownCap, ChkVerifierCap)) or is_verifier(cap):
         return "unknown"
     return "dirnode" if isinstance(cap, DirectoryCap) else "filenode"
 
 
 def read_cap_text(cap: Cap) -> str:
-    """Return the read cap of an object; most derive it from a write cap."""
+    """Return the read cap of an object as text; a cap of unknown kind is returned as it is."""
     return str(cap) if isinstance(cap, UnknownCap) else str(cap.readonly())
 
 
@@ -42,7 +42,7 @@ def file_json(cap: ChkCap | LitCap | MutableCap, size: int | None = None) -> Jso
     Return the properties of a file.
 
     Args:
-        size: of a mutable one, in bytes; None: not known.
+        size: size of a mutable file in bytes; None: not known.
     """
     if not isinstance(cap, MutableCap):
         found: Json = {"mutable": False, "format": "CHK", "size": cap.size}
@@ -54,13 +54,13 @@ def file_json(cap: ChkCap | LitCap | MutableCap, size: int | None = None) -> Jso
 
 
 def directory_json(cap: DirectoryCap, children: Mapping[str, Child]) -> Json:
-    """Return the properties of a directory, with its children."""
+    """Return the properties of a directory, which include its children."""
     found: Json = {"children": {name: child_json(child) for name, child in children.items()}}
     return {**found, **_derived_caps(cap), "mutable": isinstance(cap.file, MutableCap)}
 
 
 def child_json(child: Child) -> list[Any]:
-    """Return an entry of a listing."""
+    """Return kind and properties of a child, for a listing."""
     cap = known_cap(child)
     kind = kind_word(cap)
     metadata = {"metadata": child.metadata}
@@ -74,7 +74,7 @@ def child_json(child: Child) -> list[Any]:
 
 
 def known_cap(child: Child) -> Cap | None:
-    """Return the cap of a known kind that grants most of a child; None: there is none."""
+    """Return the cap of a child that grants most, if it is of a known kind; otherwise None."""
     write, read = child.write_cap, child.read_cap
     if not (write is None or isinstance(write, UnknownCap)) and read in (None, write.readonly()):
         return write
@@ -82,7 +82,9 @@ def known_cap(child: Child) -> Cap | None:
 
 
 def unknown_json(child: Child | None, cap: Cap | None) -> Json:
-    """Return the properties of an object of an unknown kind, alone or by its entry."""
+    """
+    Return the properties of an object of unknown kind, from its entry or, if there is none, from its cap.
+    """
     if child is None:
         text = "" if cap is None else str(cap)
         if text.startswith("ro."):

@@ -1,4 +1,4 @@
-"""The resources ``/uri``, ``/cap``, ``/file`` and ``/named``, which choose the handler of a request."""
+"""The resources ``/uri``, ``/cap``, ``/file`` and ``/named``: they choose the handler of each request."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ _POSTS: Mapping[str, Handler] = {
     "set_children": set_children,
     "set-children": set_children,
 }
-"""``POST ?t=...`` of an existing directory."""
+"""Handlers of ``POST ?t=...`` for existing directories, by ``t``."""
 
 _OF_FILES = frozenset({"upload", "check"})
-"""Those that files support, too."""
+"""Values of ``t`` that a POST to a file supports, too."""
 
 
 def object_resource(
@@ -71,13 +71,13 @@ def object_resource(
     Return the resource of ``/uri`` and ``/cap``.
 
     Args:
-        posts: further handlers of ``POST ?t=...`` for existing objects, by ``t``.
+        posts: additional handlers of ``POST ?t=...`` for existing objects, by ``t``.
     """
     return ApiResource(grid, settings, partial(answer_object, {**_POSTS, **posts}))
 
 
 async def answer_object(posts: Mapping[str, Handler], call: ApiRequest) -> HttpResponse | None:
-    """Answer a request for ``/uri`` or anything below it."""
+    """Answer a request to ``/uri`` or a path below it."""
     if len(call.names) < 2:
         return await answer_unlinked(call)
     if call.names[1:] == [""]:
@@ -91,7 +91,7 @@ async def answer_object(posts: Mapping[str, Handler], call: ApiRequest) -> HttpR
     try:
         return await _answer_at_path(posts, attrs.evolve(call, stored=storing))
     finally:
-        storing.addErrback(lambda _: None)  # errors of an upload whose result is not used
+        storing.addErrback(lambda _: None)  # the body's upload failed, and its cap is not needed
         storing.cancel()
 
 
@@ -149,7 +149,10 @@ async def _post(
 
 
 async def answer_named(call: ApiRequest) -> HttpResponse | None:
-    """Answer a request below ``/named`` or ``/file``; the last part of the path names the media type."""
+    """
+    Answer a request below ``/named`` or ``/file``; the last name in the path only sets file name and media
+    type.
+    """
     if len(call.names) < 2 or not call.names[1]:
         raise WebError(404, "the path has no capability; it is /named/CAP/NAME")
     if call.method != "GET":

@@ -1,4 +1,4 @@
-"""Operations that outlive the request that started them, by handles that clients choose."""
+"""Operations that continue after the request that started them; clients name each by a handle."""
 
 from __future__ import annotations
 
@@ -16,27 +16,32 @@ from pipegrid.gateway.web_api.deep_operations import DeepOperation
 from pipegrid.reactor.deferreds import start_cancellable
 from pipegrid.tree.tree_grid import Grid
 
-# **How long.** A running operation is kept. A result that was never fetched is kept for four days, or as long
-# as the operation ran; after the first fetch, for one day. ``retain-for`` replaces both.
+# **How long.** A running operation is kept. A result that was never fetched is kept for four days or, if that
+# is longer, as long as the operation ran; after the first fetch, for one day. The argument ``retain-for``
+# replaces these times.
 #
-# **How much.** The number of operations, of running ones, and the memory of all results are bounded. For a
-# new operation the oldest result is dropped; running ones are not, and the new one is refused.
+# **How much.** The number of operations, of running operations, and the memory of all results are limited. To
+# make space, the oldest results are dropped. Running operations are never dropped; if there are too many, a
+# new one is refused.
 #
-# **Who.** A handle is all that a client needs to read a manifest, and so every cap in it. A long handle
-# cannot be guessed. For short ones only a few unknown handles are answered in a minute: after that all short
-# ones are refused.
+# **Who.** A client that knows a handle can read the manifest, and so every cap in it. A long handle cannot be
+# guessed, but a short one can. So after ``wrong_per_minute`` unknown handles in a minute, requests with short
+# handles are refused.
 
 DAY_S = 86_400.0
 MAX_RETAIN_S = 30 * DAY_S
 MAX_HANDLE_LENGTH = 1000
 LONG_HANDLE = 20
-"""The length from which a handle cannot be guessed: ``tahoe`` chooses 26 characters of 32 kinds."""
+"""
+Number of characters from which a handle cannot be guessed; ``tahoe`` chooses 26 characters from an alphabet
+of 32.
+"""
 
 log = Logger()
 
 
 class OperationRefused(WebError):
-    """Too many operations run, or their results take too much memory."""
+    """Too many operations are running, or their results need too much memory."""
 
 
 @attrs.frozen
@@ -45,10 +50,10 @@ class HandleLimits:
     Limits of operations.
 
     Attributes:
-        handles: kept, with the running ones.
-        running: at a time.
-        memory_bytes: of all results.
-        wrong_per_minute: unknown handles that are answered.
+        handles: maximum number of operations that are kept, including running ones.
+        running: maximum number of running operations.
+        memory_bytes: maximum memory of all results together.
+        wrong_per_minute: number of unknown handles per minute after which short handles are refused.
     """
 
     handles: int = 1000
@@ -60,12 +65,12 @@ class HandleLimits:
 @attrs.define(eq=False)
 class HeldOperation:
     """
-    An operation that is kept.
+    An operation that is kept, under its handle.
 
     Attributes:
-        started_s: by the clock.
-        retain_s: as its client wishes; None: the default.
-        asked: its result was fetched at least once.
+        started_s: time of the start, by the clock.
+        retain_s: how long the client wants the result kept; None: the default.
+        asked: whether the result was fetched at least once.
     """
 
     handle: str
@@ -78,7 +83,7 @@ class HeldOperation:
 
 
 class OperationHandles:
-    """The operations of a gateway by their handles."""
+    """The operations of a gateway, by handle."""
 
     def __init__(self, grid: Grid, clock: IReactorTime, limits: HandleLimits | None = None) -> None:
         self._grid = grid
@@ -91,7 +96,7 @@ class OperationHandles:
 
     @property
     def running(self) -> int:
-        """How many operations have not ended."""
+        """The number of operations that are running."""
         return sum(one.running is not None for one in self._held.values())
 
     def __len__(self) -> int:
@@ -99,11 +104,11 @@ class OperationHandles:
 
     def start(self, handle: str, operation: DeepOperation, retain_s: float | None = None) -> None:
         """
-        Begin an operation; one with the same handle is cancelled and dropped.
+        Start an operation; an existing one with the same handle is cancelled and dropped.
 
         Raises:
-            UsageError: this cannot be a handle.
-            OperationRefused: too many are running.
+            UsageError: the handle is not valid.
+            OperationRefused: too many operations are running.
         """
         check_handle(handle)
         self.cancel(handle)
@@ -126,8 +131,8 @@ class OperationHandles:
         Return the operation of a handle.
 
         Raises:
-            WebError: there is none, or it was dropped; or it is short, and too many unknown ones were
-                requested.
+            WebError: there is no such operation, or it was dropped; or the handle is short, and too many
+                unknown handles were requested.
         """
         short = len(handle) < LONG_HANDLE
         if short and self._wrong_now() >= self._limits.wrong_per_minute:
@@ -146,7 +151,7 @@ class OperationHandles:
     def answered(
         self, handle: str, *, retain_s: float | None = None, release: bool = False
     ) -> None:
-        """The state of an operation was sent to a client, which wishes this."""
+        """Note that the state was sent to a client, which asks to keep the result longer or to drop it."""
         held = self._held.get(handle)
         if held is None:
             return
@@ -159,13 +164,13 @@ class OperationHandles:
             self._keep(held)
 
     def cancel(self, handle: str) -> None:
-        """Cancel an operation, and drop its handle."""
+        """Cancel the operation of a handle, and drop it."""
         held = self._held.get(handle)
         if held is not None:
             self._forget(held)
 
     def close(self) -> None:
-        """Cancel running operations, and drop the results of the others."""
+        """Cancel running operations, and drop the results of ended ones."""
         for held in list(self._held.values()):
             self._forget(held)
 
@@ -178,7 +183,7 @@ class OperationHandles:
         return self._wrong
 
     def _forget_oldest(self) -> bool:
-        """Drop the oldest ended operation; returns whether there was one."""
+        """Drop the oldest ended operation; return whether there was one."""
         for held in self._held.values():
             if held.running is None and held.operation.finished:
                 self._forget(held)
@@ -218,7 +223,7 @@ class OperationHandles:
             self._keep(held)
 
     def _keep(self, held: HeldOperation) -> None:
-        """Drop it when its time is over, counted from now."""
+        """Keep an ended operation for its time, from now on, then drop it."""
         if held.retain_s is not None:
             keep_s = held.retain_s
         elif held.asked:
@@ -240,10 +245,10 @@ class OperationHandles:
 
 def check_handle(handle: str) -> None:
     """
-    Check a handle.
+    Check that a text can be a handle.
 
     Raises:
-        UsageError: no operation can have this handle.
+        UsageError: it is empty, too long, or contains a slash.
     """
     if not handle or len(handle) > MAX_HANDLE_LENGTH or "/" in handle:
         raise UsageError(

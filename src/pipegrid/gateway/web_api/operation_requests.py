@@ -1,4 +1,7 @@
-"""Checks, streams and operations: ``POST ?t=check``, ``t=stream-*``, ``t=start-*``, and ``/operations``."""
+"""
+Requests for checks, streams and operations: ``POST ?t=check``, ``t=stream-*``, ``t=start-*``, and
+``/operations``.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ TEXT_OR_JSON = "text/plain"
 
 
 def operation_posts(handles: OperationHandles) -> Mapping[str, Handler]:
-    """Return the handlers of ``POST ?t=...`` for existing objects, by ``t``."""
+    """Return the handlers of checks, streams and operations on existing objects, by ``t``."""
     starts = {kind: partial(_start, handles, kind) for kind in OPERATIONS}
     streams = {"stream-manifest": _stream_manifest, "stream-deep-check": _stream_deep_check}
     return {"check": _check, **streams, **starts}
@@ -73,10 +76,10 @@ async def _check(call: ApiRequest, found: FoundObject) -> HttpResponse:
 
 def _root(call: ApiRequest, found: FoundObject) -> DirectoryCap:
     """
-    Return the cap of the tree's root.
+    Return the cap of the directory at which an operation begins.
 
     Raises:
-        WebError: this is not a directory.
+        WebError: the object is not a directory that can be listed.
     """
     if not found.is_directory:
         operation = call.arguments.operation
@@ -136,7 +139,7 @@ def _retain_s(call: ApiRequest) -> float | None:
 
 
 async def answer_operation(handles: OperationHandles, call: ApiRequest) -> HttpResponse:
-    """Answer a request for ``/operations`` or anything below it."""
+    """Answer a request to ``/operations`` or a path below it."""
     names = [name for name in call.names[1:] if name]
     if call.method not in ("GET", "POST"):
         raise method_not_allowed(call, "GET, HEAD, POST")

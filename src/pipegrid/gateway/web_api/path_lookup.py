@@ -1,4 +1,4 @@
-"""Path lookup: from the path of a request to the object."""
+"""Path lookup: finds the object that the path of a request names."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ class FoundObject:
     What a path leads to.
 
     Attributes:
-        cap: that grants most; None: no cap that reads it is known, or it is missing.
-        child: the entry of its parent; None for a capability alone.
-        parent: the directory of the last link; None for a capability alone.
-        missing: the names that do not exist, the first of them in ``parent``.
-        name: of the last link, composed; empty for a capability alone.
-        slash: the path ended with a slash.
+        cap: the known cap that grants most; None: the object does not exist, or no read cap of it is known.
+        child: the object's entry in its directory; None for a path without names.
+        parent: the directory of the last name that was looked up; None for a path without names.
+        missing: the last names of the path, from the first that does not exist; that name would be in
+            ``parent``.
+        name: the name that was looked up last, composed; empty for a path without names.
+        slash: whether the path ended with a slash.
     """
 
     cap: Cap | None
@@ -48,29 +49,29 @@ class FoundObject:
 
     @property
     def exists(self) -> bool:
-        """Whether every name was found."""
+        """Whether the object exists: every name was found."""
         return not self.missing
 
     @property
     def is_directory(self) -> bool:
-        """Whether it is a directory that can be listed."""
+        """Whether the object is a directory that can be listed."""
         cap = self.cap
         return isinstance(cap, DirectoryCap) and not is_verifier(cap)
 
     @property
     def directory(self) -> DirectoryCap:
-        """Its cap, if that is one of a directory."""
+        """The cap of the object, which must be a directory."""
         assert isinstance(self.cap, DirectoryCap)
         return self.cap
 
     @property
     def metadata(self) -> dict[str, Any] | None:
-        """The metadata of the last link; None for a capability alone."""
+        """The metadata of the object's entry; None for a path without names."""
         return None if self.child is None else self.child.metadata
 
 
 def is_verifier(cap: Cap | None) -> bool:
-    """Return whether this is a verify cap, which reads nothing."""
+    """Return whether this is a verify cap, which cannot read the object."""
     file = cap.file if isinstance(cap, DirectoryCap) else cap
     if isinstance(file, MutableCap):
         return file.access == "verify"
@@ -78,7 +79,7 @@ def is_verifier(cap: Cap | None) -> bool:
 
 
 def cap_of(text: str) -> Cap:
-    """Return the cap that a path begins with; a malformed one is of an unknown kind."""
+    """Return the cap at the beginning of a path; malformed text becomes a cap of unknown kind."""
     try:
         return parse_cap(text)
     except CapError:
@@ -87,15 +88,15 @@ def cap_of(text: str) -> Cap:
 
 async def find(grid: Grid, text: str, names: Sequence[str]) -> FoundObject:
     """
-    Follow a path.
+    Follow a path, looking up each name.
 
     Args:
-        text: the cap that it begins with.
-        names: an empty last one is a final slash.
+        text: the cap at the beginning of the path.
+        names: the names that follow; an empty last name means that the path ends with a slash.
 
     Raises:
-        AccessProhibited: clients must not access an object on it.
-        WebError: 400 if a name is empty, or below a file; 410 if a directory cannot be read.
+        AccessProhibited: the blacklist prohibits access to an object on the path.
+        WebError: 400 if a name is empty or is below a file; 410 if a directory cannot be read.
     """
     here = FoundObject(cap_of(text))
     grid.check_access(here.cap)
@@ -112,12 +113,12 @@ async def find(grid: Grid, text: str, names: Sequence[str]) -> FoundObject:
 
 async def find_place(grid: Grid, text: str, names: Sequence[str]) -> FoundObject:
     """
-    Follow a path to the directory of its last name, which is not looked up, and counts as missing.
+    Follow a path to the directory of its last name; treat that name as missing, without looking it up.
 
-    This is for requests that link whatever has this name: the change of the directory finds an existing one,
-    so to look it up first would be a round trip more.
+    For requests that link something under the last name: the change of the directory notices an existing
+    child, so looking up the name first would waste a round trip.
 
-    Args, Raises: as ``find``; the last name is not empty.
+    Args, Raises: as ``find``; the last name must not be empty.
     """
     _check_names(names)
     found = await find(grid, text, names[:-1])
@@ -129,12 +130,12 @@ async def find_place(grid: Grid, text: str, names: Sequence[str]) -> FoundObject
 
 async def find_unless_new(grid: Grid, text: str, names: Sequence[str]) -> FoundObject:
     """
-    Follow a path; the last name counts as missing if the directory is remembered without it.
+    Follow a path; if the cached directory does not contain the last name, treat that as missing.
 
-    This is for requests that make what is missing, and link it without replacing anything: if another client
-    has made it meanwhile, the change of the directory finds it.
+    For requests that create what is missing, without replacing anything: if another client has created it
+    meanwhile, the change of the directory notices that.
 
-    Args, Raises: as ``find``; the last name is not empty.
+    Args, Raises: as ``find``; the last name must not be empty.
     """
     found = await find_place(grid, text, names)
     parent = found.parent
@@ -161,18 +162,21 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def unknown_cap(cap: UnknownCap) -> WebError:
-    """Return the error of an object that nothing can be done with."""
+    """Return the error for a cap of unknown kind."""
     start = "".join(c for c in cap.text[:12] if c.isalnum() or c in ":.-")
     shown = f"{start}..." if start != cap.text else start
     return WebError(400, f"'{shown}' is not a capability that the gateway knows; copy it whole")
 
 
 class FileOnPath(WebError):
-    """A path goes through what is no directory; for what would be made there the status is 409."""
+    """A path goes through an object that is not a directory; the status is 400, but 409 for PUT and POST."""
 
 
 def _directory_at(here: FoundObject, name: str) -> DirectoryCap:
-    """Return the cap of a directory; raises FileOnPath if this is none, so that ``name`` is not in it."""
+    """
+    Return the cap of a directory; raise FileOnPath, which mentions ``name``, if the object is not a
+    directory.
+    """
     if not here.is_directory:
         if isinstance(here.cap, UnknownCap) and here.child is None:
             raise FileOnPath(400, str(unknown_cap(here.cap)))
@@ -196,7 +200,7 @@ async def children_of(grid: Grid, cap: DirectoryCap) -> dict[str, Child]:
     Return the children of a directory by name.
 
     Raises:
-        WebError: it cannot be read.
+        WebError: the directory cannot be read.
     """
     try:
         return await Directory(grid, cap).list()
@@ -205,14 +209,14 @@ async def children_of(grid: Grid, cap: DirectoryCap) -> dict[str, Child]:
 
 
 def unreadable(cap: Cap, error: NotEnoughSharesError) -> Exception:
-    """Return the error for an object with too few shares."""
+    """Return the error for an object of which too few shares were found."""
     if mutable_file(cap, directories=True) is not None:
         return WebError(410, f"UnrecoverableFileError: {error}")
     return error
 
 
 def best_cap(child: Child) -> Cap | None:
-    """Return the cap of a child that grants most."""
+    """Return the cap of a child that grants most, of whatever kind."""
     if child.write_cap is None or isinstance(child.write_cap, UnknownCap):
         return child.read_cap or child.write_cap
     if child.read_cap is not None and child.read_cap != child.write_cap.readonly():
@@ -222,10 +226,10 @@ def best_cap(child: Child) -> Cap | None:
 
 def check_writes(cap: Cap | None) -> DirectoryCap:
     """
-    Return the cap of a directory, which can change it.
+    Return a cap if it is the write cap of a directory.
 
     Raises:
-        WebError: it cannot.
+        WebError: the cap cannot change a directory.
     """
     if not isinstance(cap, DirectoryCap) or not writes(cap):
         raise WebError(

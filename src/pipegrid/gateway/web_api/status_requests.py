@@ -1,6 +1,6 @@
 """
-Requests for the gateway's own pages: ``/``, ``/status``, ``/statistics``, ``/metrics`` and similar ones; and
-the status of servers and transfers as JSON.
+Requests for the gateway's own pages, such as ``/``, ``/status``, ``/statistics`` and ``/metrics``; and the
+states of servers and transfers as JSON.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pipegrid.gateway.web_ui.page_templates import notice_page
 from pipegrid.gateway.web_ui.transfers_page import KIND_NAMES, transfer_page, transfers_page
 from pipegrid.grid.introducer_client import IntroducerStatus
 
-# Names and meanings are those of Tahoe-LAFS: ``tahoe status``, magic-folder and Gridsync read them. They
-# contain no capability: objects are identified by storage index, which servers know anyway.
+# Names and meanings of the fields are Tahoe-LAFS's, since ``tahoe status``, magic-folder and Gridsync read
+# them. The JSON contains no caps; objects have their storage index, which servers know anyway.
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
@@ -39,7 +39,7 @@ _PAGE = re.compile(r"(up|down|publish|retrieve)-([0-9]{1,15})\Z")
 
 
 def welcome_json(servers: Sequence[ServerState], introducers: Sequence[IntroducerStatus]) -> Json:
-    """Return ``/?t=json``: introducers, and all known servers."""
+    """Return the JSON of ``/?t=json``: introducers and all known servers."""
     return {
         "introducers": {"statuses": [_introducer_text(one) for one in introducers]},
         "servers": [_server_json(server) for server in servers],
@@ -65,7 +65,7 @@ def _server_json(server: ServerState) -> Json:
 
 
 def transfers_json(records: TransferRecords) -> Json:
-    """Return ``/status``: running transfers, and the newest that have ended."""
+    """Return the JSON of ``/status``: running transfers, and the newest ended ones."""
     return {
         "active": [transfer_json(record) for record in records.active],
         "recent": [transfer_json(record) for record in records.recent],
@@ -95,7 +95,7 @@ def _state_text(record: TransferRecord) -> str:
 
 
 def statistics_json(records: TransferRecords, uptime_s: float) -> Json:
-    """Return ``/statistics``: counters, without zero ones, and other figures."""
+    """Return the JSON of ``/statistics``: counters that are not zero, uptime and CPU time."""
     counters: Json = {}
     for kind, files, amount in _COUNTERS:
         if count := records.ended[kind, "finished"]:
@@ -107,7 +107,7 @@ def statistics_json(records: TransferRecords, uptime_s: float) -> Json:
 
 
 def openmetrics_text(statistics: Json) -> str:
-    """Return statistics as Tahoe-LAFS does for Prometheus."""
+    """Return statistics in Prometheus's format, with the names that Tahoe-LAFS uses."""
     lines = [
         f"tahoe_{group}_{name.replace('.', '_')} {value}"
         for group in ("counters", "stats")
@@ -117,7 +117,7 @@ def openmetrics_text(statistics: Json) -> str:
 
 
 def find_transfer(records: TransferRecords, name: str) -> TransferRecord | None:
-    """Return the transfer with a page's name, such as ``up-3``; None if there is none."""
+    """Return the transfer whose page has this name, such as ``up-3``; None if there is none."""
     found = _PAGE.match(name)
     if found is None:
         return None
@@ -126,13 +126,13 @@ def find_transfer(records: TransferRecords, name: str) -> TransferRecord | None:
 
 
 def statistics_page(statistics: Json) -> HttpResponse:
-    """Return a page with all figures."""
+    """Return a page that lists all statistics."""
     figures = {**statistics["counters"], **statistics["stats"]}
     return notice_page("Statistics", [f"{name}: {value}" for name, value in figures.items()])
 
 
 def events_json(record: TransferRecord) -> str:
-    """Return when a transfer began and ended."""
+    """Return JSON with the times when a transfer began and ended, and its state."""
     return json_text({"started": record.started_s, "ended": record.ended_s, "state": record.state})
 
 
@@ -142,10 +142,10 @@ JSON = "application/json"
 @attrs.frozen(eq=False)
 class GatewayState:
     """
-    The state of the gateway that its pages show.
+    What the gateway's own pages show.
 
     Attributes:
-        started_s: when it started, by the clock.
+        started_s: when the gateway started, by the clock.
     """
 
     records: TransferRecords
@@ -156,10 +156,10 @@ class GatewayState:
 
 def _kind(call: ApiRequest, *kinds: str) -> str:
     """
-    Return the argument ``t``.
+    Return the argument ``t``, if it is one of ``kinds`` or empty.
 
     Raises:
-        WebError: this path does not support it, or not the method.
+        WebError: the path does not support this ``t``, or the method.
     """
     if call.method not in ("GET", "POST", "PUT"):
         raise method_not_allowed(call, "GET, HEAD, POST, PUT")
@@ -180,7 +180,7 @@ async def answer_home(state: GatewayState, call: ApiRequest) -> HttpResponse:
 
 
 async def answer_status(state: GatewayState, call: ApiRequest) -> HttpResponse:
-    """Answer a request for ``/status`` or anything below it."""
+    """Answer a request to ``/status`` or a path below it."""
     is_json = _kind(call, "json") == "json"
     names = [name for name in call.names[1:] if name]
     if names:
@@ -218,14 +218,14 @@ async def answer_metrics(state: GatewayState, call: ApiRequest) -> HttpResponse:
 
 
 async def answer_helper_status(state: GatewayState, call: ApiRequest) -> HttpResponse:
-    """Answer a request for ``/helper_status``: a gateway has no upload helper."""
+    """Answer a request to ``/helper_status``: this gateway has no upload helper."""
     if _kind(call, "json"):
         return HttpResponse("{}\n", content_type="text/plain")
     return notice_page("Helper", ["This gateway has no upload helper."])
 
 
 async def answer_storage(state: GatewayState, call: ApiRequest) -> HttpResponse:
-    """Answer a request for ``/storage``: a gateway has no shares."""
+    """Answer a request to ``/storage``: this process is not a storage server."""
     if _kind(call, "json"):
         raise WebError(
             404, "this process is not a storage server, so it has no shares to report on"
@@ -234,7 +234,7 @@ async def answer_storage(state: GatewayState, call: ApiRequest) -> HttpResponse:
 
 
 async def answer_report(state: GatewayState, call: ApiRequest) -> HttpResponse:
-    """Answer a request for ``/report_incident``: reports go only to the log."""
+    """Answer a request to ``/report_incident``: the gateway keeps no reports and refers to its log."""
     if call.method != "POST":
         raise WebError(400, "reports are sent with POST")
     return HttpResponse("The gateway keeps no reports; see its log.\n")
@@ -251,4 +251,4 @@ STATUS_ANSWERS: Mapping[
     b"storage": answer_storage,
     b"report_incident": answer_report,
 }
-"""By the first part of the path."""
+"""Functions that answer requests, by the first part of the path."""

@@ -1,7 +1,7 @@
 """
-Arguments of a request, from the query string first, then from the fields of a form.
+Arguments of a request: those in the query string override fields of a form.
 
-Booleans, ``replace`` and ``format`` ignore case, ``t`` does not. Unknown arguments are ignored.
+Case matters in ``t``, but not in booleans, ``replace`` and ``format``. Unknown arguments are ignored.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _FALSE = frozenset({"false", "f", "0", "off"})
 @attrs.frozen
 class Arguments:
     """
-    The arguments of one request; the first of repeated values counts.
+    The arguments of one request; if an argument is repeated, its first value counts.
 
     Attributes:
         values: by name.
-        files: the form's fields ``file``.
-        is_form: the body was a form, and has been read.
+        files: files of the form.
+        is_form: whether the body was a form; if so, it has been parsed.
     """
 
     values: Mapping[str, str] = attrs.field(factory=dict)
@@ -46,23 +46,23 @@ class Arguments:
 
     @property
     def operation(self) -> str:
-        """The argument ``t``, without blanks around it; empty if there is none."""
+        """The argument ``t``, without surrounding white space; empty if not given."""
         return self.values.get("t", "").strip()
 
     def text(self, name: str, otherwise: str = "") -> str:
-        """Return the value of an argument."""
+        """Return the value of an argument; ``otherwise`` if not given."""
         return self.values.get(name, otherwise)
 
     def get(self, name: str) -> str | None:
-        """Return the value of an argument; None if there is none."""
+        """Return the value of an argument; None if not given."""
         return self.values.get(name)
 
     def flag(self, name: str, otherwise: bool = False) -> bool:
         """
-        Return a boolean.
+        Return a boolean argument; ``otherwise`` if not given.
 
         Raises:
-            WebError: this is not a boolean.
+            WebError: the value is not a boolean.
         """
         given = self.values.get(name)
         if given is None:
@@ -71,10 +71,10 @@ class Arguments:
 
     def replace(self) -> Replace:
         """
-        Return ``replace``; ``true`` if it is not given.
+        Return the argument ``replace``; ``true`` if not given.
 
         Raises:
-            WebError: it is neither a boolean nor ``only-files``.
+            WebError: the value is neither a boolean nor ``only-files``.
         """
         given = self.values.get("replace", "true")
         if given.lower() == "only-files":
@@ -83,10 +83,11 @@ class Arguments:
 
     def format(self) -> str | None:
         """
-        Return ``CHK``, ``SDMF`` or ``MDMF``; None: neither ``format`` nor ``mutable`` is given.
+        Return ``CHK``, ``SDMF`` or ``MDMF``, from the argument ``format`` or else from ``mutable``; None:
+        neither asks for a format.
 
         Raises:
-            WebError: there is no such format.
+            WebError: the format does not exist.
         """
         given = self.values.get("format", "").strip().upper()
         if given:
@@ -103,10 +104,10 @@ class Arguments:
 
 def parse_flag(name: str, given: str) -> bool:
     """
-    Return a boolean.
+    Return the boolean value of an argument.
 
     Raises:
-        WebError: this is not a boolean.
+        WebError: the value is not a boolean.
     """
     lowered = given.lower()
     if lowered in _TRUE:
@@ -118,10 +119,10 @@ def parse_flag(name: str, given: str) -> bool:
 
 def decode_path(path: bytes) -> list[str]:
     """
-    Return the parts of a path, without the empty one before its first slash.
+    Return the decoded parts of a path, without the empty part before its first slash.
 
     Raises:
-        WebError: one of them is not UTF-8.
+        WebError: a part is not UTF-8.
     """
     try:
         return [unquote_to_bytes(part).decode("utf-8") for part in path.split(b"/")[1:]]
@@ -136,11 +137,11 @@ def read_arguments(
     Return the arguments of a request.
 
     Args:
-        content_type: of its body; empty if there is none.
-        most_bytes: of a form's fields, except its file.
+        content_type: media type of the body; empty if there is none.
+        most_bytes: maximum size of a form's fields, without its files.
 
     Raises:
-        WebError: they are malformed, or too many.
+        WebError: the arguments are malformed, or too many.
         BodyRefused: the body was dropped.
     """
     values = _parse_query(query)
@@ -160,18 +161,18 @@ def most_body_bytes(
     method: bytes, path: bytes, content_type: str, limits: GatewayLimits
 ) -> int | None:
     """
-    Return how many bytes a body may have, as far as the head of its request shows.
+    Return the maximum size of a request body, given the head of the request.
 
-    A form with a file, and what becomes an immutable file, have no limit: None.
+    None: no limit, for a form with files, or a body that becomes an immutable file.
 
     Args:
-        path: with its query.
+        path: path of the request, with its query.
     """
     place, _, query = path.partition(b"?")
     try:
         arguments = Arguments(_parse_query(query))
         operation, chosen = arguments.operation, arguments.format()
-    except WebError:  # which the request reports if it minds
+    except WebError:  # handling the request raises this again, if needed
         return None
     kind = form_kind(content_type)[0] if method == b"POST" else ""
     if kind == MULTIPART:
@@ -187,7 +188,9 @@ def most_body_bytes(
 
 
 def form_kind(content_type: str) -> tuple[str, str]:
-    """Return the media type of a body, in lower case, and its boundary if it is a form with a file."""
+    """
+    Return the media type of a body, in lower case, and the boundary of a form with files (otherwise empty).
+    """
     kind, options = parse_options_header(content_type) if content_type else ("", {})
     return kind.lower(), options.get("boundary", "") if kind.lower() == MULTIPART else ""
 

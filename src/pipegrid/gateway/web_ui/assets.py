@@ -1,4 +1,4 @@
-"""``/interface/``: the style sheet, script and icon of the pages, which browsers keep until they change."""
+"""``/interface/``: style sheet, script and icon of the pages, which browsers cache until they change."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ _HASH_CHARACTERS = 12
 @attrs.frozen
 class Asset:
     """
-    A file of the interface.
+    A file of the web interface.
 
     Attributes:
-        packed: its bytes, compressed with gzip.
-        path: of its URL; it has the hash of its content, so that no browser shows an old one.
+        packed: the content, compressed with gzip.
+        path: path of the file's URL; contains a hash of the content, so that browsers never use an old
+            version.
     """
 
     path: str
@@ -44,7 +45,7 @@ class Asset:
 
 @cache
 def assets() -> Mapping[str, Asset]:
-    """Return all assets by their names, such as ``interface.css``."""
+    """Return all assets by file name, such as ``interface.css``."""
     found: dict[str, Asset] = {}
     for file in resources.files(__package__).joinpath("assets").iterdir():
         stem, dot, suffix = file.name.rpartition(".")
@@ -59,12 +60,12 @@ def assets() -> Mapping[str, Asset]:
 
 
 def asset_path(name: str) -> str:
-    """Return the path of an asset's URL by its name; for templates."""
+    """Return the URL path of the asset with this file name; used in templates."""
     return assets()[name].path
 
 
 class AssetsResource(Resource):
-    """Answers what is below ``/interface/``."""
+    """A resource that answers requests below ``/interface/``."""
 
     isLeaf = True
 
@@ -73,7 +74,7 @@ class AssetsResource(Resource):
         self._by_path = {asset.path.encode("ascii"): asset for asset in assets().values()}
 
     def render_GET(self, request: Any) -> bytes | int:
-        """Answer GET and HEAD; see ``IResource``."""
+        """Answer a GET or HEAD request; see ``IResource``."""
         asset = self._by_path.get(request.path)
         if asset is None:
             send(

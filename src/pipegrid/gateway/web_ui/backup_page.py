@@ -1,4 +1,4 @@
-"""The page of backups: the runs by date that `pipegrid backup` or `tahoe backup` keeps in a directory."""
+"""The page of backups: the runs that `pipegrid backup` or `tahoe backup` keeps in a directory, by date."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from pipegrid.tree.directory import Child
 from pipegrid.tree.file_metadata import KEY
 
 MOST_RUNS = 1000
-"""The newest, that a page lists."""
+"""Maximum number of runs on the page; the newest are listed."""
 
 
 @attrs.frozen
 class BackupRow:
     """
-    One run as a page lists it.
+    One run, as the page lists it.
 
     Attributes:
-        backup: its name; empty: it has none.
-        day, time: UTC.
-        url: of the directory that was stored.
-        files, size, left_out: None: not known.
+        backup: name of the backup; empty: it has none.
+        day, time: when the run was, in UTC.
+        url: URL of the directory that the run stored.
+        files, size, left_out: number of files, of bytes, and of entries left out; None: not known.
     """
 
     backup: str
@@ -45,16 +45,16 @@ class BackupRow:
 
 
 def keeps_backups(children: Mapping[str, Child]) -> bool:
-    """Return whether a directory with these children is one that keeps backups."""
+    """Return whether a directory with these children keeps backups."""
     return isinstance(_archives(children), DirectoryCap) or any(_rows(children))
 
 
 async def backup_page(call: ApiRequest, found: FoundObject) -> HttpResponse:
     """
-    Answer ``t=backups`` of a directory: its runs, the newest first.
+    Answer ``t=backups`` of a directory: a page with its runs, the newest first.
 
     Raises:
-        WebError: it keeps none.
+        WebError: the directory keeps no backups.
     """
     children = await children_of(call.grid, found.directory)
     archives = _archives(children)

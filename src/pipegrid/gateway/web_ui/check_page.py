@@ -1,4 +1,4 @@
-"""The pages of checks and repairs: the form that begins one, its progress, and what it has found."""
+"""The pages of checks and repairs: the form that starts a check, its progress, and its result."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from pipegrid.gateway.web_api.path_lookup import FoundObject
 from pipegrid.gateway.web_ui.page_templates import render_page
 
 HANDLE_BYTES = 24
-"""Of the handle that a form chooses, which nobody guesses."""
+"""Random bytes in the handle of an operation that a form starts; no other client can guess the handle."""
 
 MOST_OBJECTS = 500
-"""Damaged objects that a page lists; the others are counted."""
+"""Maximum number of damaged objects that a page lists; further ones are only counted."""
 
 
 @attrs.frozen
 class DamagedObject:
     """
-    An object as a page lists it.
+    A damaged object, as a page lists it.
 
     Attributes:
-        path: below the root.
-        url: of its page.
-        summary: what a check found, in a few words.
-        is_lost: it cannot be restored from the servers that answered.
+        path: names, beginning at the root of the check.
+        url: URL of the object's page.
+        summary: the result of the check in a few words.
+        is_lost: whether too few shares were found to restore the object.
     """
 
     path: str
@@ -41,7 +41,10 @@ class DamagedObject:
 
 
 async def check_form(call: ApiRequest, found: FoundObject) -> HttpResponse:
-    """Answer ``t=check-form``: the form that checks an object, or a directory with all below it."""
+    """
+    Answer ``t=check-form``: the page with the form that checks an object, or a directory with everything
+    below it.
+    """
     values = {
         "title": "Check a directory" if found.is_directory else "Check a file",
         "name": found.name,
@@ -53,17 +56,17 @@ async def check_form(call: ApiRequest, found: FoundObject) -> HttpResponse:
 
 
 def new_handle() -> str:
-    """Return a handle for an operation."""
+    """Return a random handle for an operation."""
     return secrets.token_urlsafe(HANDLE_BYTES)
 
 
 def object_check_page(path: bytes | None, is_directory: bool, result: Json) -> HttpResponse:
     """
-    Return the page about one object.
+    Return the page with the result for one object.
 
     Args:
-        path: of the request that asked for it, where the object is; None: no page of it is known.
-        result: the JSON of its check or repair.
+        path: path of the request, which is that of the object; None: the object's path is not known.
+        result: JSON of the check or repair.
     """
     before = result.get("pre-repair-results", result)
     after = result.get("post-repair-results", result)
@@ -106,11 +109,11 @@ def _figures(results: Json) -> list[tuple[str, int]]:
     return [(text, results[key]) for key, text in _FIGURES if key in results]
 
 
-# Operations on trees, at the handle of each.
+# Pages of operations on trees, below ``/operations``.
 
 
 def operation_page(handle: str, operation: DeepOperation) -> HttpResponse:
-    """Return the page of an operation that runs, or has ended."""
+    """Return the page of a running or ended operation."""
     values: dict[str, Any] = {
         "title": operation.title,
         "finished": operation.finished,
@@ -155,6 +158,6 @@ def _damaged(operation: DeepOperation, path: list[str], result: Json) -> Damaged
 
 
 def cancelled_page(operation: DeepOperation) -> HttpResponse:
-    """Return the page after an operation was cancelled."""
+    """Return the page that reports that an operation was cancelled."""
     root = f"/uri/{quote(str(operation.root), safe='')}"
     return render_page("cancelled.html", {"title": "Cancelled", "root": root})

@@ -1,12 +1,12 @@
 """
-A directory with all below it as one ZIP file, which is written while the tree is read.
+A directory with everything below it as one ZIP file, which is sent while the tree is read.
 
-Small files are fetched ahead, and wait in memory, a bounded amount; a large one is streamed in its turn. A
-client that reads slowly slows the servers down, and one that disconnects ends all of it.
+Small files are fetched in advance and wait in memory, up to a limit; large files are streamed when it is
+their turn. If the client reads slowly, less is fetched; if it disconnects, everything ends.
 
-What cannot be read is left out, and named in the last member and in the log. If the walk itself cannot go on,
-the connection breaks before the list of members is sent, so that neither the client nor what opens the file
-can take it for whole.
+What cannot be read is left out, and listed in the last member and in the log. If the walk itself fails, the
+connection is closed before the list of members is sent, so that clients and ZIP programs notice that the file
+is incomplete.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ from pipegrid.tree.tree_grid import Grid
 from pipegrid.tree.walk import Found, Met, TreePath, Unreadable, WalkLimits, walk
 
 AHEAD_BYTES = 4 << 20
-"""Of small files that are fetched ahead of what is being sent."""
+"""Maximum memory of members that wait: small files are fetched in advance up to this limit."""
 
 MEMBER_BYTES = 4 << 10
-"""What a member that waits takes in addition to its content; so at most a thousand wait."""
+"""Memory counted for each waiting member in addition to its content; at most a thousand members wait."""
 
 LIMITS = WalkLimits(reads=16, ahead_bytes=8 << 20, open_bytes=64 << 20, objects=2_000_000)
 
 ZIP = "application/zip"
 
 LOGGED_INDEXES = 20
-"""Of what an archive lacks, in the log; the archive names all of it."""
+"""How many storage indexes of missing objects are logged; the archive lists all missing objects."""
 
 _PATH_CHARACTERS = 4000
-"""Of a path in the list of what is missing; the middle of a longer one is left out."""
+"""Maximum length of a path in the list of missing objects; of longer paths, the middle is left out."""
 
 _PIECE_BYTES = 64 << 10
 
@@ -70,14 +70,14 @@ log = Logger()
 @attrs.define(eq=False)
 class _Waiting:
     """
-    A member that waits for its turn.
+    A member that waits until it is sent.
 
     Attributes:
-        cap: of a file, or of what is missing.
-        fetching: its content, if it is small, or may be.
-        waits_bytes: what it counts for.
-        error: why it cannot be archived; None: it can, as far as is known.
-        end: nothing can be archived from here on.
+        cap: cap of a file, or of an object that cannot be read; None for a directory.
+        fetching: fires with the content of a file that may be small.
+        waits_bytes: memory counted for this member.
+        error: why the member cannot be archived; None: no problem is known.
+        end: why the walk failed; no member follows.
     """
 
     member: ZipMember
@@ -90,10 +90,10 @@ class _Waiting:
 
 class ArchiveReader:
     """
-    Walks a tree, and fetches what is small ahead of its turn.
+    Walks a tree, and fetches small files in advance.
 
     Args:
-        top: the name of the directory that all members are in.
+        top: name of the directory in the archive that contains all members.
     """
 
     def __init__(self, grid: Grid, cap: DirectoryCap, top: str) -> None:
@@ -111,10 +111,10 @@ class ArchiveReader:
 
     async def next(self) -> _Waiting | None:
         """
-        Return the member whose turn it is; None: all were returned.
+        Return the next member to send; None: there are no more.
 
         Raises:
-            PipegridError: the tree cannot be walked any further.
+            PipegridError: the walk failed.
         """
         while not self._waiting:
             if self._walked:
@@ -126,13 +126,13 @@ class ArchiveReader:
         return first
 
     def sent(self, one: _Waiting) -> None:
-        """A member does not wait any more."""
+        """Note that a member was sent, which frees its memory."""
         self._first = None
         self._ahead_bytes -= one.waits_bytes
         self._taken.fire()
 
     def close(self) -> None:
-        """End the walk, and all that is fetched."""
+        """Cancel the walk and all running fetches."""
         self._walking.cancel()
         for one in (*self._waiting, *([self._first] if self._first else [])):
             if one.fetching is not None:
@@ -182,10 +182,10 @@ class ArchiveReader:
 
     def _unreadable(self, met: Met) -> Exception | None:
         """
-        Return why something cannot be archived.
+        Return why an object cannot be archived; None: it can.
 
         Raises:
-            AccessProhibited: a directory was blocked after the walk had read it.
+            AccessProhibited: a directory was prohibited after the walk had read it.
         """
         if isinstance(met, Unreadable):
             return met.error
@@ -222,10 +222,10 @@ def _checked(one: _Waiting) -> _Waiting:
 
 class MissingMembers:
     """
-    What an archive lacks, and why.
+    The objects that an archive lacks, and why.
 
     Args:
-        text: keeps the list until the end of the archive.
+        text: keeps the list until it is sent.
     """
 
     def __init__(self, text: BodySpool) -> None:
@@ -238,10 +238,10 @@ class MissingMembers:
 
     def add(self, path: str, cap: Cap | None, error: Exception) -> None:
         """
-        Add one.
+        Add an object to the list.
 
         Raises:
-            BodyRefused: the disk has no space for it.
+            BodyRefused: the disk has no space for the list.
         """
         self._count += 1
         index = storage_index_text(cap)
@@ -255,7 +255,7 @@ class MissingMembers:
         self._text.check()
 
     async def send(self, archive: ZipStream, stream: ResponseStream, top: str) -> None:
-        """Write the list as a member, next to the directory that all others are in."""
+        """Write the list as a member next to the directory that contains all other members."""
         them = counted(self._count, "file or directory", "files and directories")
         head = f"This archive of '{top}' is not complete. It lacks {them}:\n".encode()
         size = self._text.size
@@ -267,7 +267,7 @@ class MissingMembers:
         archive.end()
 
     def log(self) -> None:
-        """Log that there are any: by their storage indexes, since names are not for the log."""
+        """Log that objects are missing, with storage indexes, since the log contains no names."""
         more = self._count - len(self._indexes)
         log.warn(
             "an archive was sent without {count} of its files and directories, which cannot be read; "
@@ -280,7 +280,7 @@ class MissingMembers:
 
 @implementer(IConsumer)
 class _Content:
-    """Takes the content of one large member, and passes it on."""
+    """Consumes the content of one large member, and writes it to the archive."""
 
     def __init__(self, archive: ZipStream, stream: ResponseStream, member: ZipMember) -> None:
         self._archive = archive
@@ -290,10 +290,11 @@ class _Content:
 
     def begin(self, size: int) -> tuple[int, int]:
         """
-        Write the head, since the size is known now; returns the range that is wanted, all of it.
+        Write the head of the member, whose size is now known; return the range to fetch, which is the whole
+        file.
 
         Raises:
-            SourceError: the file was replaced by another while it was read.
+            SourceError: the file was overwritten while it was read.
         """
         if self._begun:
             raise SourceError("a file of the tree was changed while it was read; try again")
@@ -302,26 +303,26 @@ class _Content:
         return 0, size
 
     def registerProducer(self, producer: Any, streaming: bool) -> None:
-        """See ``IConsumer``; the producer is paused while the client reads slowly."""
+        """See ``IConsumer``; pauses the producer while the client reads slowly."""
         self._stream.follow(producer)
 
     def unregisterProducer(self) -> None:
-        """See ``IConsumer``; what was written so far may still wait for the client."""
+        """See ``IConsumer``; the client may not have read everything yet."""
         self._stream.follow(None)
 
     def write(self, data: bytes) -> None:
-        """See ``IConsumer``; the next bytes of the member."""
+        """See ``IConsumer``; writes the next bytes of the member."""
         self._archive.write(data)
 
 
 class DirectoryArchive:
     """
-    One archive that is sent.
+    Sends one archive.
 
     Args:
-        listing: keeps the list of members until the end.
-        missing: keeps the list of what cannot be read until the end.
-        turns: who may fetch large files.
+        listing: keeps the list of members until it is sent.
+        missing: keeps the list of missing objects until it is sent.
+        turns: limits how many large files are fetched at the same time.
     """
 
     def __init__(
@@ -340,11 +341,10 @@ class DirectoryArchive:
 
     async def send(self, cap: DirectoryCap, top: str) -> None:
         """
-        Send all of it that can be read, and the list of the rest.
+        Send everything that can be read, and the list of missing objects.
 
         Raises:
-            PipegridError: the directory itself cannot be read, or the tree not walked to its end; the rest
-                was not sent.
+            PipegridError: the directory cannot be read, or the walk failed; then the archive is incomplete.
         """
         reader = ArchiveReader(self._grid, cap, top)
         try:
@@ -380,7 +380,7 @@ class DirectoryArchive:
                 self._archive.add(one.member, data)
 
     async def _fetch(self, one: _Waiting, cap: Cap) -> bytes | None:
-        """Return the content of a file; None: it is large, and was written."""
+        """Return the content of a small file; None: the file is large, and was written to the archive."""
         if one.fetching is not None:
             data = await one.fetching
             if len(data) <= SMALL_BYTES:
@@ -392,7 +392,7 @@ class DirectoryArchive:
 
 async def send_archive(call: ApiRequest, found: FoundObject) -> HttpResponse | None:
     """
-    Answer ``GET ?t=archive`` of a directory: a ZIP file of all that is in it.
+    Answer ``GET ?t=archive`` of a directory: a ZIP file of everything in it.
 
     Raises:
         WebError: too many archives are being sent.

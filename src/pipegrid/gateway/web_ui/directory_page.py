@@ -1,4 +1,6 @@
-"""The page of a directory: its entries, and forms that change them; and the page that changes one entry."""
+"""
+The page of a directory, with its entries and forms that change them; and the page that changes one entry.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +44,13 @@ from pipegrid.gateway.web_ui.page_templates import as_time, plain_sentence, rend
 from pipegrid.tree.directory import Child
 
 PAGE_ROWS = 200
-"""Entries on one page."""
+"""Maximum number of entries on one page."""
 
 PAGE_NAME_CHARACTERS = 200_000
-"""Of all names on one page, which takes up to 30 bytes for each of them."""
+"""Maximum total length of the names on one page, which has up to 30 bytes for each of these characters."""
 
 MOST_TARGETS = 500
-"""Directories that a form offers to move an entry to."""
+"""Maximum number of directories that a form offers as targets of a move."""
 
 _DIGITS = re.compile(r"(\d+)")
 
@@ -56,16 +58,16 @@ _DIGITS = re.compile(r"(\d+)")
 @attrs.frozen
 class EntryRow:
     """
-    An entry as its row shows it.
+    An entry, as its row on the page shows it.
 
     Attributes:
         kind: ``directory``, ``file`` or ``unknown``.
-        words: its media type, or what else it is.
-        note: what is special about it: ``read-only``, ``immutable``, ``mutable``, or empty.
-        size: of a file, in bytes; None: not known without reading it.
-        changed: when, in seconds since 1970; None: not known.
-        url: of its page; None: it has none.
-        content, share, edit: URLs that do more with it; None: not possible.
+        words: the media type, ``directory`` or ``unknown``.
+        note: ``read-only``, ``immutable``, ``mutable``, or empty.
+        size: size of a file in bytes; None: not known without reading it.
+        changed: time of the last change, in seconds since 1970; None: not known.
+        url: URL of the object's page; None: it has none.
+        content, share, edit: URLs that download, share or change it; None: not possible.
     """
 
     name: str
@@ -81,7 +83,7 @@ class EntryRow:
 
 
 async def directory_page(call: ApiRequest, found: FoundObject) -> HttpResponse:
-    """Return the page of a directory, even if the directory cannot be read."""
+    """Return the page of a directory; if the directory cannot be read, the page says so."""
     cap, path = found.directory, object_path(call)
     values: dict[str, Any] = {
         "title": path.name or "Directory",
@@ -149,7 +151,7 @@ def entry_row(path: ObjectPath, child: Child, is_writable: bool) -> EntryRow:
     Return the row of an entry.
 
     Args:
-        path: of its directory.
+        path: path of its directory.
         is_writable: whether the directory can be changed.
     """
     cap = known_cap(child)
@@ -184,7 +186,7 @@ def _note(cap: DirectoryCap) -> str:
 
 
 def _changed(child: Child) -> float | None:
-    """Return when the file itself was changed, else when it was linked."""
+    """Return when the file was changed or, if its entry does not contain that time, when it was linked."""
     when = as_time(child.metadata.get("mtime"))
     if when is None:
         tahoe = child.metadata.get("tahoe")
@@ -192,7 +194,7 @@ def _changed(child: Child) -> float | None:
     return when
 
 
-# Orders: directories first, numbers in names by their value.
+# Sort orders; by name, directories come first, and numbers in names are compared by value.
 
 
 def _by_name(child: Child) -> tuple[Any, ...]:
@@ -224,7 +226,7 @@ _COLUMNS = (("name", "Name"), ("size", "Size"), ("changed", "Changed (UTC)"))
 def _column(path: ObjectPath, column: tuple[str, str], order: str, is_down: bool) -> dict[str, str]:
     name, text = column
     current = name == order
-    # A second choice of the same column turns it round; sizes and dates begin with the largest.
+    # Choosing the same column again reverses the order; sizes and dates begin with the largest.
     turned = not is_down if current else name != "name"
     query = urlencode({"sort": name, "order": "down" if turned else "up"})
     sort = ("descending" if is_down else "ascending") if current else ""
@@ -244,12 +246,12 @@ def _summary(children: Iterable[Child]) -> str:
     return ", ".join(parts + ([f"{unknown} unknown"] if unknown else []))
 
 
-# One entry: its name, its place, its end.
+# The page that changes one entry.
 
 
 async def entry_page(call: ApiRequest, found: FoundObject) -> HttpResponse:
     """
-    Return the page that renames, moves or deletes the entry of the argument ``name``.
+    Return the page that renames, moves or deletes the entry that the argument ``name`` names.
 
     Raises:
         WebError: the directory cannot be changed, or has no such entry.
@@ -273,7 +275,10 @@ async def entry_page(call: ApiRequest, found: FoundObject) -> HttpResponse:
 def _targets(
     path: ObjectPath, child: Child, children: Iterable[Child]
 ) -> Sequence[tuple[str, str]]:
-    """Return where an entry can be moved to: a directory as ``to_dir`` has it, and what it is called."""
+    """
+    Return the directories to which an entry can be moved: for each, the value of ``to_dir`` and the name to
+    show.
+    """
     found = []
     if path.names and not any("/" in name for name in path.names):
         parent = path.parent

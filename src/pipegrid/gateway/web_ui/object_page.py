@@ -1,4 +1,4 @@
-"""The page of one object: a preview of a file, what is known of it, and its capabilities."""
+"""The page of one object: a preview if it is a file, what is known about it, and its caps."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from pipegrid.gateway.web_ui.page_paths import (
 from pipegrid.gateway.web_ui.page_templates import as_time, plain_sentence, render_page, shown_date
 
 TEXT_BYTES = 64 << 10
-"""Of a text, that its preview shows."""
+"""How many bytes of a text file its preview shows."""
 
 MOST_CAP_CHARACTERS = 2000
-"""Of a cap of an unknown kind, that its page shows."""
+"""Maximum number of characters shown of a cap of unknown kind."""
 
 Preview = Literal["text", "image", "audio", "video", "problem", "none"]
 
@@ -57,7 +57,7 @@ _IMAGES = frozenset(
         "image/vnd.microsoft.icon",
     }
 )
-"""What browsers show; an SVG in an ``img`` runs no script and loads nothing."""
+"""Image types that browsers show; an SVG in an ``img`` element runs no script and loads nothing."""
 
 
 @attrs.frozen
@@ -67,8 +67,8 @@ class FileView:
 
     Attributes:
         preview: how the content is shown.
-        text: the content of a text file, or why the content cannot be shown.
-        is_cut: the text is only the beginning of the file.
+        text: content of a text file, or why the content cannot be shown.
+        is_cut: whether ``text`` is only the beginning of the file.
         size: in bytes; None: not known.
     """
 
@@ -79,7 +79,7 @@ class FileView:
 
 
 def preview_kind(media_type: str) -> Preview:
-    """Return how a file of a media type is shown."""
+    """Return how the page shows a file of this media type."""
     if media_type in _IMAGES:
         return "image"
     start = media_type.partition("/")[0]
@@ -91,7 +91,7 @@ def preview_kind(media_type: str) -> Preview:
 
 
 async def object_page(call: ApiRequest, found: FoundObject) -> HttpResponse:
-    """Answer ``t=info``: what is known of an object, and a preview where it is a file."""
+    """Answer ``t=info``: a page with what is known about an object and, if it is a file, a preview."""
     cap, path = found.cap, object_path(call)
     name = found.name or path.name or call.arguments.text("filename")
     values = _values(call, found, path, name)
@@ -126,7 +126,7 @@ def _values(call: ApiRequest, found: FoundObject, path: ObjectPath, name: str) -
 
 
 async def _look(call: ApiRequest, cap: ChkCap | LitCap | MutableCap, media_type: str) -> FileView:
-    """Return the preview of a file; only a text, and the size of a mutable file, are read for it."""
+    """Return the preview of a file; reads only texts, and the size of a mutable file."""
     kind = preview_kind(media_type)
     if not isinstance(cap, MutableCap) and kind != "text":
         return FileView(kind, size=cap.size)
@@ -147,16 +147,16 @@ async def _look(call: ApiRequest, cap: ChkCap | LitCap | MutableCap, media_type:
     is_cut = kind == "text" and size > len(content)
     if b"\0" in content[:1000]:
         return FileView("none", "", is_cut, size)
-    # A character may be cut in two at the end.
+    # The last character may be incomplete.
     text = content.decode("utf-8", "replace")
     return FileView(kind, harmless(text.rstrip("\ufffd") if is_cut else text), is_cut, size)
 
 
-# What is known without reading it.
+# What is known about an object without reading it.
 
 
 def object_facts(found: FoundObject) -> list[tuple[str, str]]:
-    """Return what a cap and the entry that led to it say; nothing of it is secret."""
+    """Return what an object's cap and entry tell about it, as labels and values; none of these is secret."""
     cap = found.cap
     file = cap.file if isinstance(cap, DirectoryCap) else cap
     facts: list[tuple[str, str]] = []
@@ -195,7 +195,7 @@ def _dates(metadata: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def object_caps(cap: Cap | None) -> list[tuple[str, str, str]]:
-    """Return the caps of an object that derive from one: what each is called, the cap, what it grants."""
+    """Return the caps that derive from a cap: for each its name, the cap itself, and what it grants."""
     if cap is None:
         return []
     if isinstance(cap, UnknownCap):

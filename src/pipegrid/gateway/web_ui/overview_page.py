@@ -1,4 +1,4 @@
-"""The first page: how servers and transfers are, and forms that open, make and store something."""
+"""The first page: states of servers and transfers, and forms that open, create and store something."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipegrid.gateway.web_ui.page_templates import render_page
 from pipegrid.gateway.web_ui.transfers_page import transfer_lines
 
 MOST_TRANSFERS = 20
-"""Of those that run, and of those that have ended."""
+"""Maximum number of running transfers on the page, and of ended ones."""
 
 MOST_SERVERS = 500
 
@@ -23,12 +23,12 @@ MOST_SERVERS = 500
 @attrs.frozen
 class ServerRow:
     """
-    A server as its row shows it.
+    A server, as its row on the page shows it.
 
     Attributes:
-        state: in a word or two.
+        state: state in one or two words.
         tone: ``good``, ``warn`` or ``bad``.
-        reason: why it is not used, or until when it is certified, or empty.
+        reason: why the server is not used, or until when it is certified; or empty.
         rtt_s, available_bytes: None: not known.
     """
 
@@ -45,14 +45,15 @@ class ServerRow:
 @attrs.frozen
 class GridHealth:
     """
-    What the servers add up to.
+    Whether uploads and downloads work with the servers as they are now.
 
     Attributes:
         text: a sentence.
         tone: ``good``, ``warn`` or ``bad``.
-        connected, writable, total: servers.
-        needed: servers that an upload needs.
-        available_bytes: on all that take shares; None: no server says how much it has.
+        connected, writable, total: number of servers that are reachable, that accept shares, and of all
+            servers.
+        needed: number of servers that an upload needs.
+        available_bytes: space on all servers that accept shares; None: no server reports its space.
     """
 
     text: str
@@ -92,10 +93,10 @@ def server_row(server: ServerState) -> ServerRow:
 
 def grid_health(servers: Sequence[ServerState], needed: int) -> GridHealth:
     """
-    Return what servers add up to.
+    Return the health of the grid with these servers.
 
     Args:
-        needed: servers that an upload needs.
+        needed: number of servers that an upload needs.
     """
     answered = [one.status for one in servers if one.status is not None]
     connected = sum(status.reachable for status in answered)
@@ -123,7 +124,7 @@ def grid_health(servers: Sequence[ServerState], needed: int) -> GridHealth:
 def overview_page(
     call: ApiRequest, servers: Sequence[ServerState], records: TransferRecords
 ) -> HttpResponse:
-    """Return the page of ``/``: how servers and transfers are, and forms."""
+    """Return the page of ``/``: states of servers and transfers, and forms."""
     active = list(records.active)
     values = {
         "title": "Grid",

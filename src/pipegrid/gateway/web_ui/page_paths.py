@@ -1,4 +1,4 @@
-"""Where pages are: the paths of objects and of their content, and what a page says after an action."""
+"""URLs of pages and of files' contents, and the messages that pages show after an action."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipegrid.gateway.web_api.api_request import ApiRequest
 from pipegrid.gateway.web_api.object_json import read_cap_text
 
 _NO_PATH = frozenset({"", ".", ".."})
-"""Names of children that browsers do not keep in a path."""
+"""Names of children that browsers remove from a path."""
 
 DONE = {
     "made": "The directory was made.",
@@ -30,17 +30,17 @@ DONE = {
     ),
     "stored": "The file was stored. Keep its address or its cap: nothing else leads back to it.",
 }
-"""What a page says after an action, by the argument ``done`` of the place where a form leads."""
+"""Messages that a page shows after an action, by the argument ``done`` of the page's URL."""
 
 
 @attrs.frozen
 class ObjectPath:
     """
-    The path of an object's page.
+    The path of an object's page: a cap, then names.
 
     Attributes:
-        cap: as text, the first part.
-        names: those that follow it.
+        cap: the cap as text.
+        names: the names that follow the cap.
     """
 
     cap: str
@@ -48,32 +48,34 @@ class ObjectPath:
 
     @property
     def url(self) -> str:
-        """Its path, quoted, without a final slash."""
+        """The path of the page, quoted, without a final slash."""
         return "/uri/" + "/".join(quote(part, safe="") for part in (self.cap, *self.names))
 
     @property
     def directory_url(self) -> str:
-        """The same as that of a directory."""
+        """The path of the page if the object is a directory: with a final slash."""
         return f"{self.url}/"
 
     @property
     def name(self) -> str:
-        """The last name; empty for a capability alone."""
+        """The last name; empty if no names follow the cap."""
         return self.names[-1] if self.names else ""
 
     @property
     def parent(self) -> ObjectPath:
-        """The path of its directory."""
+        """The path of the directory that contains the object."""
         return attrs.evolve(self, names=self.names[:-1])
 
     def child(self, name: str, cap: Cap | None) -> ObjectPath | None:
-        """Return the path of a child; None: its name has none, and its cap is not known."""
+        """
+        Return the path of a child; None: the name cannot be in a path, and the child's cap is not known.
+        """
         if name not in _NO_PATH:
             return attrs.evolve(self, names=(*self.names, name))
         return None if cap is None else ObjectPath(str(cap))
 
     def trail(self) -> list[tuple[str, str]]:
-        """Return the directories above it with their paths, the outermost first."""
+        """Return names and paths of the directories above the object, the outermost first."""
         above = ("Directory", *self.names)[: len(self.names)]
         return [
             (name, attrs.evolve(self, names=self.names[:depth]).directory_url)
@@ -81,12 +83,12 @@ class ObjectPath:
         ]
 
     def back_to(self, done: str) -> str:
-        """Return the URL of this directory's page, which will show the message ``done``."""
+        """Return the URL of this directory's page that shows the message ``done``; see ``DONE``."""
         return f"{self.directory_url}?done={done}"
 
 
 def object_path(call: ApiRequest) -> ObjectPath:
-    """Return the path that a request asks for."""
+    """Return the path of the object that a request names."""
     names: Sequence[str] = call.names[2:]
     if names and not names[-1]:
         names = names[:-1]
@@ -95,10 +97,11 @@ def object_path(call: ApiRequest) -> ObjectPath:
 
 def content_url(cap: Cap, name: str, save: bool = False) -> str:
     """
-    Return where a file's content is, by its read cap alone, so that it does not see that of its directory.
+    Return the URL of a file's content, with the file's own read cap, so that the URL does not reveal the
+    directory's cap.
 
     Args:
-        save: the browser is to save it.
+        save: whether the browser saves the file instead of showing it.
     """
     read = quote(read_cap_text(cap), safe="")
     place = f"/uri/{read}" if name in _NO_PATH else f"/named/{read}/{quote(name, safe='')}"
@@ -106,17 +109,17 @@ def content_url(cap: Cap, name: str, save: bool = False) -> str:
 
 
 def share_url(cap: Cap, name: str) -> str:
-    """Return the page that shares an object by its read cap alone."""
+    """Return the URL of the page that shares an object; it contains only the read cap."""
     query = {"t": "share", **({"filename": name} if name else {})}
     return f"/uri/{quote(read_cap_text(cap), safe='')}?{urlencode(query)}"
 
 
 def opened_url(text: str) -> str:
     """
-    Return where the page of an object is that a person has pasted: a cap, a path below one, or a URL.
+    Return the URL of the page of an object, from pasted text: a cap, a cap with a path, or a URL.
 
     Raises:
-        WebError, CapError: it is none of these.
+        WebError, CapError: the text is none of these.
     """
     cap, *names = as_pasted(text).split("/")
     if not cap.startswith(CAP_STARTS):
@@ -128,5 +131,5 @@ def opened_url(text: str) -> str:
 
 
 def message(call: ApiRequest) -> str:
-    """Return what a page says of the action before it; empty: nothing."""
+    """Return the message that a page shows about the previous action; empty if there is none."""
     return DONE.get(call.arguments.text("done"), "")

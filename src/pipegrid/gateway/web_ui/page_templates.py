@@ -1,4 +1,6 @@
-"""Pages from Jinja2 templates; every value in them is escaped, and none of them runs what was stored."""
+"""
+Pages from Jinja2 templates. All values in pages are escaped, so content from the grid never runs as a script.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from pipegrid.gateway.http_response import HttpResponse, WebError, plain_problem
 from pipegrid.gateway.web_ui.assets import asset_path
 
 HTML = "text/html"
-"""As Tahoe-LAFS sends it. Pages are ASCII, so no other encoding can be guessed for them."""
+"""The media type as Tahoe-LAFS sends it. Pages are ASCII, so browsers cannot guess another encoding."""
 
 CONTENT_POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; media-src 'self'; "
@@ -30,29 +32,29 @@ PAGE_HEADERS = {
     "Cache-Control": "no-store",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
-"""Of every page. It is not stored, since capabilities are in it."""
+"""Headers of all pages. Browsers must not store pages, since they contain caps."""
 
 NAVIGATION = (("/", "Grid"), ("/status", "Transfers"))
-"""Links at the top of every page: path, text."""
+"""Links at the top of every page, as path and text."""
 
 SHOWN_CHARACTERS = 160
-"""Of a name in a list; longer ones are shortened in the middle."""
+"""Maximum length of a name in a list; longer names are shortened in the middle."""
 
 
 def render_page(template: str, values: Mapping[str, Any], status: int = 200) -> HttpResponse:
     """
-    Return a page.
+    Return a page made from a template.
 
     Args:
         template: a file in ``templates``, such as ``directory.html``; it extends ``base.html``.
-        values: by the names that the template uses; ``title`` has to be one, without any capability.
+        values: the template's variables, by name; ``title`` is required, and must contain no cap.
     """
     text = _environment().get_template(template).render(values)
     return HttpResponse(text.encode("ascii", "xmlcharrefreplace"), status, HTML, PAGE_HEADERS)
 
 
 def notice_page(title: str, lines: Sequence[str]) -> HttpResponse:
-    """Return a short page: a heading, and one paragraph a line."""
+    """Return a short page with a heading, and with each line as a paragraph."""
     return render_page("lines.html", {"title": title, "lines": lines})
 
 
@@ -72,16 +74,16 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-# Filters: values as people read them.
+# Template filters, which format values for people.
 
 
 def quoted(text: str) -> str:
-    """Return a name or cap as one part of a URL's path, or as a value in its query."""
+    """Return a name or cap, percent-encoded for one part of a URL's path or for a value in its query."""
     return quote(text, safe="")
 
 
 def shown_name(name: str) -> str:
-    """Return a name on one line: control characters and marks of direction escaped, not too long."""
+    """Return a name for a list: shortened if long, with control characters and direction marks escaped."""
     if len(name) > SHOWN_CHARACTERS:
         half = SHOWN_CHARACTERS // 2
         name = f"{name[:half]}\u2026{name[-half:]}"
@@ -89,25 +91,27 @@ def shown_name(name: str) -> str:
 
 
 _LAST_S = 253_402_300_799
-"""Of the year 9999."""
+"""The end of the year 9999, in seconds since 1970."""
 
 
 def as_time(value: object) -> float | None:
-    """Return what metadata give as a time, in seconds since 1970; None if it is none that has a date."""
+    """
+    Return a time from metadata, in seconds since 1970; None if the value is not a number, or has no date.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if -_LAST_S // 5 <= value <= _LAST_S else None
 
 
 def shown_date(seconds: float | None) -> str:
-    """Return a time in seconds since 1970 as date and minute in UTC; nothing if it is not known."""
+    """Return a time as date and minute in UTC; empty if ``seconds``, counted since 1970, is None."""
     if seconds is None:
         return ""
     return time.strftime("%Y-%m-%d %H:%M", time.gmtime(seconds))
 
 
 def shown_millis(seconds: float | None) -> str:
-    """Return a duration in milliseconds; nothing if it is not known."""
+    """Return a duration in milliseconds as text; empty if it is None."""
     if seconds is None:
         return ""
     millis = seconds * 1000
@@ -116,7 +120,7 @@ def shown_millis(seconds: float | None) -> str:
     return f"{millis:.0f} ms" if millis >= 10 else f"{millis:.1f} ms"
 
 
-# Errors, as browsers get them.
+# Errors, as browsers show them.
 
 _HEADINGS = {
     403: "Not allowed",
@@ -130,11 +134,11 @@ _HEADINGS = {
 _FOR_PROGRAMS = re.compile(
     r"[A-Z][A-Za-z]{2,40}Error: (?:ran out of shares: [^:]{0,400}: |no shares \(need [0-9]{1,3}\): )?"
 )
-"""What programs look for in errors, before the sentence for people."""
+"""The part of an error that only programs look for, which precedes the sentence for people."""
 
 
 def problem_response(http: Any, problem: WebError) -> HttpResponse:
-    """Return how an error is answered: as a page to a browser, else as text."""
+    """Return the response for an error: a page for browsers, text for other clients."""
     if "text/html" not in (http.getHeader("accept") or ""):
         return plain_problem(http, problem)
     values = {
@@ -147,14 +151,14 @@ def problem_response(http: Any, problem: WebError) -> HttpResponse:
 
 
 def plain_sentence(text: str) -> str:
-    """Return the text of an error as a sentence, without what only programs look for."""
+    """Return the text of an error as a sentence, without the words that only programs look for."""
     text = _FOR_PROGRAMS.sub("", text.strip(), count=1)
     text = text.replace("No such child: ", "there is no entry of this name: ", 1)
     return f"{text[:1].upper()}{text[1:].rstrip('.')}."
 
 
 def way_back(method: bytes, path: bytes) -> str:
-    """Return the path of the page that a browser most likely had before: the directory, or the first page."""
+    """Return the path to which an error's page links: the directory of the object, or the first page."""
     parts = path.decode("ascii", "replace").strip("/").split("/")
     if parts[0] not in ("uri", "cap") or len(parts) < 2:
         return "/"

@@ -1,4 +1,4 @@
-"""The page that shares an object: its read cap, as a link, as text and as a QR code."""
+"""The page that shares an object: shows its read cap as a link, as text and as a QR code."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from pipegrid.gateway.web_ui.page_paths import content_url, object_path
 from pipegrid.gateway.web_ui.page_templates import render_page
 
 MOST_CODE_CHARACTERS = 1000
-"""Of a QR code that phones can still read from a screen."""
+"""Maximum length of the text in a QR code; phones can still read such a code from a screen."""
 
 _BORDER = 4
-"""Modules around a QR code that its standard demands."""
+"""Width of the empty border around a QR code, in modules; the standard requires it."""
 
 
 async def share_page(call: ApiRequest, found: FoundObject) -> HttpResponse:
     """
-    Answer ``t=share``: show how others get to an object, with a capability that only reads.
+    Answer ``t=share``: a page with the read cap of an object, for other people.
 
     Raises:
-        WebError: nothing is known that reads it.
+        WebError: no read cap of the object is known.
     """
     cap = found.cap
     if cap is None or isinstance(cap, UnknownCap) or is_verifier(cap):
@@ -76,7 +76,7 @@ def qr_code(text: str) -> Markup | None:
     Return a QR code as an SVG element without styles or links.
 
     Args:
-        text: None is returned if it is longer than ``MOST_CODE_CHARACTERS``.
+        text: the text to encode; if it is longer than ``MOST_CODE_CHARACTERS``, None is returned.
     """
     if len(text) > MOST_CODE_CHARACTERS:
         return None

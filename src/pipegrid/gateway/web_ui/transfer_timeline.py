@@ -1,4 +1,6 @@
-"""The timeline of a transfer as pictures and tables: what was done when, and what passed to which server."""
+"""
+The timeline of a transfer, as pictures and tables: its progress over time, and its traffic with each server.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +13,28 @@ from pipegrid.core.text import amount, counted
 from pipegrid.gateway.transfer_records import ServerTraffic, TrafficBurst, joined_bursts
 from pipegrid.gateway.web_ui.page_templates import shown_millis
 
-# The content policy of pages forbids inline styles: places and sizes are attributes of SVG, colours are in
-# the style sheet. So the speed test's charts, which matplotlib draws with styles, cannot be used here.
+# The content policy of pages forbids inline styles. So positions and sizes are attributes of SVG elements,
+# and colours are in the style sheet. The charts of the speed test cannot be used: matplotlib draws them with
+# styles.
 
 WIDTH, HEIGHT = 640, 260
-"""Of a picture, in its own units."""
+"""Size of the progress picture, in SVG units."""
 
 LEFT, RIGHT, TOP, BOTTOM = 76, 16, 12, 36
-"""Margins of the curve in it."""
+"""Margins around the curve, in SVG units."""
 
 _STEPS = (1, 2, 5)
 
-# How much was acknowledged or delivered by when, as a curve of steps.
+# The progress of a transfer, as a curve of steps: how many bytes were acknowledged or delivered by when.
 
 
 @attrs.frozen
 class TimelineTick:
     """
-    A mark of an axis.
+    A mark on an axis.
 
     Attributes:
-        at: its place in the picture.
+        at: position of the mark, in the picture's unit.
     """
 
     at: float
@@ -41,13 +44,13 @@ class TimelineTick:
 @attrs.frozen
 class ProgressCurve:
     """
-    The picture of a transfer.
+    The picture of a transfer's progress.
 
     Attributes:
-        curve, area: paths of SVG.
-        across, up: ticks of time and of bytes.
-        words: the same in a sentence, for those who do not see it.
-        rows: the same as a table: time in seconds, and the amount.
+        curve, area: SVG paths.
+        across, up: marks on the axes of time and of bytes.
+        words: the progress in a sentence, for people who cannot see the picture.
+        rows: the progress as a table: time in seconds, and bytes until then.
     """
 
     curve: str
@@ -68,11 +71,11 @@ def progress_curve(
     samples: Sequence[tuple[float, float]], size: int | None
 ) -> ProgressCurve | None:
     """
-    Return the picture of a transfer; None: too little is known for one.
+    Return the picture of a transfer's progress; None: too little is known.
 
     Args:
-        samples: seconds since it began, and the fraction that was done.
-        size: bytes of the file.
+        samples: pairs: seconds since the beginning, and the fraction done by then.
+        size: size of the file in bytes; None: not known.
     """
     if len(samples) < 2 or not size or samples[-1][0] <= 0:
         return None
@@ -103,7 +106,7 @@ def _duration(seconds: float) -> str:
 
 
 def ticks(end: float, most: int) -> list[float]:
-    """Return round numbers from 0 to an end, at most that many after the 0."""
+    """Return round numbers from 0 to ``end`` with equal distances, at most ``most`` in addition to 0."""
     step = 1e-9
     while True:
         for factor in _STEPS:
@@ -114,33 +117,36 @@ def ticks(end: float, most: int) -> list[float]:
 
 
 def _few(samples: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return at most ten of them, the last one always."""
+    """Return at most ten of the samples, always with the last one."""
     every = -(-len(samples) // 10)
     return list(reversed(samples[::-1][::every]))
 
 
-# Which bytes passed to or from which server, and when: a row of bars for each server, on one axis of time.
+# Traffic: which bytes passed to or from which server, and when. Each server has a row of bars; all rows share
+# one axis of time.
 #
-# A row is a picture of its own, whose places are percentages of its width: it fits a phone, and its letters
-# keep their size. A bar is as long as its bytes took, and the higher, the more bytes a second: by the root of
-# that, so that a slow server is visible next to a fast one.
+# Each row is a picture whose positions are percentages of its width, so it fits on a phone while its text
+# keeps its size. The width of a bar is the time that its bytes took. Its height grows with the square root of
+# the bytes per second, so that slow servers are visible next to fast ones.
 
 ROW_PX = 20
-"""The height of a row."""
+"""Height of a row, in pixels."""
 
 LEAST_BAR_PX = 3
-"""The height of a bar with few bytes."""
+"""Minimum height of a bar, in pixels."""
 
 LEAST_WIDTH = 0.004
-"""The width of a short bar, as a part of its row; bursts within it are one bar."""
+"""Minimum width of a bar, as a fraction of its row; bursts that are closer together share one bar."""
 
 MOST_LISTED = 120
-"""Bursts in the table, of all servers; of more, neighbours are joined."""
+"""
+Maximum number of bursts in the table, for all servers together; beyond it, neighbouring bursts are joined.
+"""
 
 
 @attrs.frozen
 class TrafficBar:
-    """A bar: its place and width in percent of its row, its upper end and its height in pixels."""
+    """A bar: ``left`` and ``width`` in percent of the row's width, ``top`` and ``height`` in pixels."""
 
     left: float
     width: float
@@ -154,9 +160,9 @@ class TrafficRow:
     The traffic of one server.
 
     Attributes:
-        name: its nickname, with the beginning of its id if others have the same nickname.
-        bars: in the order of time.
-        rows: the same for the table: when bytes began and ended to pass, in seconds, and their number.
+        name: the server's nickname; if other servers have the same, also the beginning of its id.
+        bars: the bars, in the order of time.
+        rows: rows of the table: beginning and end of a burst in seconds, and its bytes.
     """
 
     name: str
@@ -171,8 +177,8 @@ class ServerTimeline:
     The picture of a transfer's traffic.
 
     Attributes:
-        across: ticks of time, in percent.
-        words: what it shows, in a sentence without names.
+        across: marks on the axis of time; positions in percent.
+        words: the traffic in a sentence without names.
     """
 
     servers: list[TrafficRow]
@@ -183,10 +189,10 @@ class ServerTimeline:
 
 def server_timeline(servers: Sequence[ServerTraffic], age_s: float) -> ServerTimeline | None:
     """
-    Return the picture of a transfer's traffic; None: there was none.
+    Return the picture of a transfer's traffic; None if no bytes passed.
 
     Args:
-        age_s: how long the transfer took, or has taken so far.
+        age_s: duration of the transfer, until now if it is running.
     """
     end_s = max([age_s, *(server.bursts[-1].ended_s for server in servers)])
     if not servers or end_s <= 0:
@@ -235,7 +241,7 @@ def _bar(burst: TrafficBurst, end_s: float, least_s: float, fastest: float) -> T
 
 
 def _at_most(bursts: Sequence[TrafficBurst], most: int, end_s: float) -> list[TrafficBurst]:
-    """Return bursts of one server, with neighbours joined until there are few enough."""
+    """Return bursts of one server, joining neighbours until at most ``most`` are left."""
     found, within_s = list(bursts), end_s / 1024
     while len(found) > most:
         found, within_s = joined_bursts(found, within_s), 2 * within_s

@@ -1,4 +1,4 @@
-"""The pages of transfers: those that run and those that have ended, and one with its timeline."""
+"""The pages of transfers: one that lists them, and one for each transfer, with its timeline."""
 
 from __future__ import annotations
 
@@ -23,45 +23,45 @@ KIND_NAMES: dict[TransferKind, tuple[str, str]] = {
     "publish": ("publish", "Change"),
     "retrieve": ("retrieve", "Read"),
 }
-"""Of each kind the word in the path of its page, and what people call it."""
+"""For each kind of transfer: the word in the path of its page, and the name that pages show."""
 
 _TONES = {"running": "", "finished": "good", "failed": "bad", "cancelled": "warn"}
 
 
 @attrs.frozen
 class TransferLine:
-    """A transfer as lists show it."""
+    """A transfer, as lists of transfers show it."""
 
     record: TransferRecord
 
     @property
     def kind(self) -> str:
-        """What people call its kind."""
+        """The name of the transfer's kind that pages show."""
         return KIND_NAMES[self.record.kind][1]
 
     @property
     def name(self) -> str:
-        """Its kind and its number, for headings and links."""
+        """The transfer's kind and number, for headings and links."""
         return f"{self.kind} {self.record.number}"
 
     @property
     def url(self) -> str:
-        """The path of its page."""
+        """The path of the transfer's page."""
         return f"/status/{KIND_NAMES[self.record.kind][0]}-{self.record.number}"
 
     @property
     def percent(self) -> int:
-        """Of it that is done."""
+        """How much of the transfer is done, in percent."""
         return round(100 * self.record.fraction)
 
     @property
     def tone(self) -> str:
-        """Of its state: ``good``, ``warn``, ``bad``, or empty."""
+        """How the state is shown: ``good``, ``warn``, ``bad``, or empty."""
         return _TONES[self.record.state]
 
     @property
     def took(self) -> str:
-        """How long, in words; empty: it runs, or its begin was not recorded."""
+        """The duration as text; empty if the transfer is running, or its beginning was not recorded."""
         seconds = self.record.took_s
         if seconds is None or seconds < 10:
             return shown_millis(seconds)
@@ -69,7 +69,7 @@ class TransferLine:
 
 
 def transfers_page(records: TransferRecords) -> HttpResponse:
-    """Return the page about all transfers."""
+    """Return the page that lists all transfers."""
     values = {
         "title": "Transfers",
         "here": "/status",
@@ -80,12 +80,12 @@ def transfers_page(records: TransferRecords) -> HttpResponse:
 
 
 def transfer_lines(records: Iterable[TransferRecord]) -> list[TransferLine]:
-    """Return the lines of transfers, in their order."""
+    """Return the lines of transfers, in the given order."""
     return [TransferLine(record) for record in records]
 
 
 def transfer_page(record: TransferRecord) -> HttpResponse:
-    """Return the page about one transfer, with its timeline."""
+    """Return the page of one transfer, with its timeline."""
     line = TransferLine(record)
     values: dict[str, Any] = {
         "title": line.name,
@@ -99,20 +99,23 @@ def transfer_page(record: TransferRecord) -> HttpResponse:
     return render_page("transfer.html", values)
 
 
-# How much of each upload the servers have acknowledged, for the page that sends it: ``/uploads/BATCH``.
+# Upload progress at ``/uploads/BATCH``: how much of each upload the servers have acknowledged, for the page
+# that sends it.
 #
-# A browser knows how much it has sent to the gateway, but not how much is on the grid. So the script of
-# a page names its uploads, ``?progress=BATCH.NUMBER``, and asks for all of a batch at once. A batch has a
-# random name, because each client that knows the name can read the progress.
+# A browser knows how much it has sent to the gateway, but not how much is stored on the grid. So the page's
+# script names each upload with ``?progress=BATCH.NUMBER``, and requests the progress of all uploads of its
+# batch together. The name of a batch is random, since any client that knows it can read the progress.
 
 MOST_UPLOADS = 1000
-"""Of all pages, that are watched at a time; others are stored all the same."""
+"""
+Maximum number of uploads whose progress is recorded at the same time; further uploads are stored as well.
+"""
 
 _NAME = re.compile(r"([A-Za-z0-9_-]{16,64})\.([0-9]{1,9})\Z")
 
 
 class UploadProgress:
-    """The uploads of a gateway that pages watch."""
+    """The progress of uploads that pages of a gateway watch."""
 
     def __init__(self) -> None:
         self._uploads: dict[tuple[str, str], tuple[int, int]] = {}
@@ -123,13 +126,16 @@ class UploadProgress:
     @contextmanager
     def watched(self, name: str) -> Iterator[Progress | None]:
         """
-        Watch an upload while the context lasts; gives what its progress is reported to.
+        Record the progress of an upload until the ``with`` block ends.
+
+        Yields the progress callback for the upload; None if the progress of too many uploads is recorded
+        already.
 
         Args:
             name: ``BATCH.NUMBER``.
 
         Raises:
-            WebError: it is no such name.
+            WebError: the name is malformed.
         """
         found = _NAME.match(name)
         if found is None:
@@ -152,7 +158,7 @@ class UploadProgress:
             self._uploads.pop(key, None)
 
     def fractions(self, batch: str) -> dict[str, float]:
-        """Return which part of each upload of a batch is acknowledged, from 0 to 1, by its number."""
+        """Return the acknowledged fraction of each upload of a batch, from 0 to 1, by the upload's number."""
         return {
             number: done / total if total else 0.0
             for (name, number), (done, total) in self._uploads.items()
@@ -161,7 +167,9 @@ class UploadProgress:
 
 
 async def answer_uploads(call: ApiRequest) -> HttpResponse:
-    """Answer ``/uploads/BATCH`` with JSON: the acknowledged part of each upload of it, by its number."""
+    """
+    Answer ``/uploads/BATCH`` with JSON: the acknowledged fraction of each upload of the batch, by number.
+    """
     if call.method != "GET":
         raise method_not_allowed(call, "GET, HEAD")
     if len(call.names) != 2 or not call.names[1]:

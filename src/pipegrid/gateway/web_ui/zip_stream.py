@@ -1,12 +1,9 @@
 """
-A ZIP file, written from its beginning to its end in constant memory, and harmless names for its members.
+A ZIP file, written from beginning to end in constant memory; and harmless names for its members.
 
-ZIP rather than tar, because every system opens it without another program, because its names are UTF-8, and
-because its list of members comes last: one that ends too early is refused by whatever opens it, while a tar
-file that ends between two members looks whole. Nothing is compressed: stored files mostly are.
-
-``zipfile`` holds an object for each member until the end. Here the list of members is a ``BodySpool``, so
-that a million members cost no memory.
+ZIP has advantages over tar: every system can open it, names are UTF-8, and the list of members comes last, so
+programs notice an incomplete file. Nothing is compressed, since most stored files are compressed already.
+``zipfile`` would hold an object per member; here a ``BodySpool`` holds the list of members.
 
 Source: PKWARE's APPNOTE.TXT 6.3, sections 4.3 and 4.5; Info-ZIP's extra field 0x5455.
 """
@@ -47,10 +44,10 @@ class ZipMember:
     A member of an archive.
 
     Attributes:
-        path: with slashes; a directory's ends with one.
+        path: names with slashes between them; a directory's path ends with a slash.
         size: in bytes.
-        changed_s: seconds since 1970; None: not known.
-        is_program: its owner may run it.
+        changed_s: time of the last change, in seconds since 1970; None: not known.
+        is_program: whether its owner may run the file.
     """
 
     path: str
@@ -61,11 +58,11 @@ class ZipMember:
 
 class ZipStream:
     """
-    Writes members one after the other, and then their list.
+    Writes members one after the other, then the list of members.
 
     Args:
-        write: takes the next bytes of the file.
-        listing: keeps the list of members until the end.
+        write: called with the next bytes of the ZIP file.
+        listing: keeps the list of members until it is written.
     """
 
     def __init__(self, write: Callable[[bytes], object], listing: BodySpool) -> None:
@@ -77,27 +74,27 @@ class ZipStream:
         self._member_offset = self._written = self._crc = 0
 
     def add(self, member: ZipMember, data: bytes = b"") -> None:
-        """Write a member that is there as a whole, or a directory."""
+        """Write a complete member: a file with its content, or a directory."""
         offset, crc = self._offset, zlib.crc32(data)
         self._put(_head(member, 0, crc, len(data)))
         self._put(data)
         self._list(member, 0, crc, len(data), offset)
 
     def begin(self, member: ZipMember) -> None:
-        """Begin a member whose content follows in pieces; it must have the size that was given."""
+        """Begin a member whose content follows in pieces, ``member.size`` bytes in total."""
         assert self._open is None
         self._open, self._member_offset = member, self._offset
         self._written = self._crc = 0
         self._put(_head(member, _SIZES_FOLLOW, 0, 0))
 
     def write(self, data: bytes) -> None:
-        """Write the next piece of the member that was begun."""
+        """Write the next piece of the member that ``begin`` began."""
         self._crc = zlib.crc32(data, self._crc)
         self._written += len(data)
         self._put(data)
 
     def end(self) -> None:
-        """End the member that was begun."""
+        """End the member that ``begin`` began; all its content was written."""
         member = self._open
         assert member is not None
         assert self._written == member.size
@@ -105,7 +102,9 @@ class ZipStream:
         self._list(member, _SIZES_FOLLOW, self._crc, member.size, self._member_offset)
 
     def drop(self) -> None:
-        """End the member that was begun, if any, wherever it is, and leave it out of the list."""
+        """
+        If a member was begun, end it, even if it is incomplete, and leave it out of the list of members.
+        """
         member, self._open = self._open, None
         if member is not None:
             shape = _DESCRIPTOR_64 if _is_large(member) else _DESCRIPTOR
@@ -113,25 +112,26 @@ class ZipStream:
 
     def finish(self) -> list[tuple[int, int]]:
         """
-        Return where the pieces of the list of members are in ``listing``: offset and length each.
+        Return the pieces of the list of members, each as offset and length in ``listing``.
 
-        The caller writes them with ``write_listing``, as fast as its reader takes them, and then ``close``.
+        The caller then calls ``write_listing`` with each piece, as fast as the client reads, and finally
+        ``close``.
         """
         size = self._listing.size
         return [(at, min(_PIECE_BYTES, size - at)) for at in range(0, size, _PIECE_BYTES)]
 
     def write_listing(self, piece: tuple[int, int]) -> None:
         """
-        Write a piece of the list.
+        Write a piece of the list of members.
 
         Raises:
-            BodyRefused: it could not be kept.
+            BodyRefused: the disk had no space for the list.
         """
         self._listing.check()
         self._write_out(self._listing.read_at(*piece))
 
     def close(self) -> None:
-        """Write what ends the file."""
+        """Write the end records of the ZIP file."""
         size, start = self._listing.size, self._offset
         after = start + size
         count, version = self._count, _VERSION_64
@@ -229,7 +229,7 @@ def _time_extra(member: ZipMember) -> bytes:
 
 
 def _dos_time(changed_s: int | None) -> tuple[int, int]:
-    """Return time and date as the format has them: from 1980 on, in steps of two seconds."""
+    """Return a time as MS-DOS time and date, which begin in 1980 and have steps of two seconds."""
     at = time.gmtime(changed_s or 0)
     if at.tm_year < 1980:
         return 0, 1 << 5 | 1
@@ -239,25 +239,25 @@ def _dos_time(changed_s: int | None) -> tuple[int, int]:
     )
 
 
-# Names of members: those of a tree, made harmless for whichever system extracts the archive; pure.
+# Harmless names of members, for every system on which the archive may be extracted.
 #
-# A name on a grid is any text. A member's path has to stay below the directory that it is extracted to, and
-# must not meet another member's there, nor a device, nor look like a name of another kind. So what Windows,
-# macOS or Linux could misunderstand is replaced, and of names that some file system takes for one, the later
-# ones get a number.
+# A name on a grid can be any text. When members are extracted, each path must stay below the target
+# directory, must not be the path of another member or of a device, and must not look like something else. So
+# characters that Windows, macOS or Linux could misunderstand are replaced. If several names could be the same
+# for a file system, the later ones get a number.
 
 MAX_NAME_BYTES = 200
-"""Of one name in UTF-8; file systems take 255."""
+"""Maximum size of one name in UTF-8; file systems accept 255 bytes."""
 
 MAX_PATH_BYTES = 60_000
-"""Of a member's path; the archive has 16 bits for its length."""
+"""Maximum size of a member's path, whose length has 16 bits in the archive."""
 
 _MEANINGFUL = frozenset('/\\:*?"<>|')
 _DEVICE = re.compile(r"(?:con|prn|aux|nul|conin\$|conout\$|(?:com|lpt)[0-9\u00b9\u00b2\u00b3])\Z")
 
 
 def harmless_name(name: str) -> str:
-    """Return a name that every system takes for the name of a file or directory, and for nothing else."""
+    """Return a form of the name that every system accepts as the name of a file or directory."""
     safe = "".join(c if _is_harmless(c) else "_" for c in composed(name))
     kept = safe.rstrip(" .")
     safe = kept + "_" * (len(safe) - len(kept)) or "_"
@@ -271,7 +271,7 @@ def _is_harmless(char: str) -> bool:
 
 
 def _shortened(name: str, more: str = "") -> str:
-    """Return a name with an addition before its extension, and of a length that every system takes."""
+    """Return a name with ``more`` before its extension, shortened to ``MAX_NAME_BYTES``."""
     stem, dot, extension = name.rpartition(".")
     if not stem or len(extension.encode()) > 20:
         stem, dot, extension = name, "", ""
@@ -282,13 +282,16 @@ def _shortened(name: str, more: str = "") -> str:
 
 
 class MemberNames:
-    """The names of one directory of an archive that are taken."""
+    """The names in one directory of an archive, which must all differ."""
 
     def __init__(self) -> None:
         self._taken: dict[str, int] = {}
 
     def take(self, name: str) -> str:
-        """Return the harmless form of a name, with a number if an earlier one could be the same file."""
+        """
+        Return the harmless form of a name; with a number if an earlier name could be the same for a file
+        system.
+        """
         wanted = chosen = harmless_name(name)
         key = _folded(wanted)
         number = self._taken.get(key, 0)
@@ -305,13 +308,16 @@ def _folded(name: str) -> str:
 
 
 def is_program(metadata: Mapping[str, object]) -> bool:
-    """Return whether an entry says that its owner may run the file."""
+    """Return whether metadata say that the owner may run the file."""
     mode = metadata.get("st_mode")
     return isinstance(mode, int) and bool(mode & 0o100)
 
 
 def changed_at(metadata: Mapping[str, object]) -> int | None:
-    """Return when a file was changed, in seconds since 1970; None if its entry does not say."""
+    """
+    Return when a file was changed, else when it was linked, in seconds since 1970; None if its entry has no
+    time.
+    """
     tahoe = metadata.get("tahoe")
     linked = tahoe.get("linkmotime") if isinstance(tahoe, Mapping) else None
     for found in (metadata.get("mtime"), linked):
