@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 QUOTA = 1000
 """The maximum number of requests on one connection: nginx closes it after that many."""
 
-FIRST_REQUESTS = 256
+FIRST_REQUESTS = 512
 """
 The maximum number of requests on one connection to a host that has not answered yet: it may redirect all of
 them.
