@@ -212,6 +212,16 @@ class AddServersTests(SynchronousTestCase):
         config = load(self.directory)
         self.assertEqual((config.params, config.happy), client_creation.suggested(3))
 
+    def test_a_link_stays_a_link(self) -> None:
+        """A list that is a symbolic link is changed where it is, as other settings are."""
+        path = self.directory / "private/servers.yaml"
+        elsewhere = path.with_name("listed elsewhere")
+        path.rename(elsewhere)
+        path.symlink_to(elsewhere.name)
+        self.assertEqual(len(invite_and_join.add_servers(self.directory, [server(2)])), 1)
+        self.assertTrue(path.is_symlink())
+        self.assertEqual(len(yaml.safe_load(elsewhere.read_text())["storage"]), 2)
+
     def test_chosen_numbers_stay(self) -> None:
         """Nothing that the user chose is changed."""
         invite_and_join.add_servers(self.directory, [server(2)])

@@ -359,7 +359,7 @@ def add_servers(directory: Path, servers: Sequence[KnownServer]) -> list[KnownSe
         return []
     path = directory / SERVERS_NAME
     text = with_servers(read_bounded(path) or b"", entries_of(new), str(path))
-    client_creation.rewrite(path, text)
+    client_creation.rewrite(path.resolve(), text)
     count = client_creation.listed_servers(before)
     if count is not None and (before.params, before.happy) == client_creation.suggested(count):
         params, happy = client_creation.suggested(count + len(new))

@@ -255,8 +255,8 @@ class ArchiveSink:
     def drop(self, arrival: StagedFile, pieces: list[bytes]) -> None:
         """Drop a file; ``pieces`` are its collected pieces."""
         self._release(sum(map(len, pieces)))
-        if arrival.opened or arrival._hasher is not None:
-            self._workers.run(arrival.discard).addErrback(lambda _: None)
+        # A part of the file may wait to be written, which opens the file.
+        self._workers.run(arrival.discard).addErrback(lambda _: None)
 
     def flush(self) -> Deferred[None]:
         """Return a Deferred that fires when all complete files have their final names."""
