@@ -1,1 +1,1 @@
-"""Durable files: policies, group commits, and files that appear as a whole."""
+"""Durable files: durability policies, group commits, and files that appear only when they are complete."""

@@ -1,6 +1,6 @@
 """
-Files that appear under their name as a whole: by rename from a hidden name, or without a name until then
-(``O_TMPFILE``).
+Files that appear under their name only when they are complete: they are renamed from a hidden name, or have
+no name until then (``O_TMPFILE``).
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ from functools import lru_cache
 from pipegrid.disk.file_system_calls import FULL
 from pipegrid.disk.safe_open import CannotLock, names_file, open_locked
 
-TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # defined as in ``typing``, which is slow to import
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import Literal
 
     UnnamedSync = Literal["never", "once", "twice"]
 
-# The suffix of the hidden file next to a target, in which its bytes are collected.
+# The suffix of the hidden file, next to its target, that collects the target's bytes.
 
 SUFFIX = ".pipegrid-part"
 
 
 def is_part_name(name: str) -> bool:
-    """Return whether a name is that of a part file, which is not user data."""
+    """Return whether a name is the hidden name of a part file, which is not user data."""
     return name.startswith(".") and name.endswith(SUFFIX)
 
 
 def part_path(target: str, inside: int | None = None) -> str:
     """
-    Return the hidden name for a target; too long a name is cut, and made unique by a hash.
+    Return the hidden name of the part file for a target. A name that would be too long is cut, and a hash
+    makes it unique.
 
     Args:
-        target: with all links resolved; or a name alone.
-        inside: then the descriptor of its directory.
+        target: a path without symbolic links; with ``inside``, a name alone.
+        inside: the descriptor of the target's directory.
     """
     directory, name = os.path.split(target) if "/" in target else ("", target)
     try:
@@ -57,9 +58,9 @@ def part_path(target: str, inside: int | None = None) -> str:
     return os.path.join(directory, hidden) if directory else hidden
 
 
-# Small files are made next to their place, and then renamed. A process that is killed meanwhile leaves the
-# hidden file; the old file is unchanged, and the next writer reuses the hidden one. If that is in use or
-# cannot be locked, the writer creates ``.NAME.something`` instead.
+# Small files are written under a hidden name next to the target, and then renamed. A process that is killed
+# meanwhile leaves the hidden file; the old file is unchanged, and the next writer reuses the hidden file. If
+# the hidden file is in use or cannot be locked, the writer creates ``.NAME.something`` instead.
 
 _O_PATH = getattr(os, "O_PATH", 0)
 CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
@@ -70,12 +71,13 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = 
     Create or replace a file atomically.
 
     Args:
-        mode: of the file afterwards.
-        durable: sync its bytes before the rename, and its name before this returns; False if the file may
-            be lost.
+        mode: the permissions of the new file.
+        durable: sync the bytes before the rename, and the name before this returns; False if the file may be
+            lost.
 
     Raises:
-        OSError: it cannot be written, and what was there is as it was; or its name could not be synced.
+        OSError: the file cannot be written, and an existing file is unchanged; or its name could not be
+            synced.
     """
     with _hidden_file(path, data, mode, durable) as name:
         os.replace(name, path)
@@ -85,11 +87,11 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = 
 
 def create_file(path: Path, data: bytes, *, mode: int = 0o600) -> bool:
     """
-    Create a file durably unless it exists; if it is created at the same time by another process, that one
-    stays. Returns whether it was created.
+    Create a file durably unless it exists; return whether this call created it. A file that another
+    process creates at the same time stays.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     is_new = True
     with _hidden_file(path, data, mode, True) as name:
@@ -97,7 +99,7 @@ def create_file(path: Path, data: bytes, *, mode: int = 0o600) -> bool:
             os.link(name, path)
         except FileExistsError:
             is_new = False
-        with suppress(OSError):  # the file exists, and a second name does no harm
+        with suppress(OSError):  # the file exists; a second, hidden name does no harm
             os.unlink(name)
     sync_name(path)
     return is_new
@@ -105,9 +107,11 @@ def create_file(path: Path, data: bytes, *, mode: int = 0o600) -> bool:
 
 def sync_name(path: Path | str) -> None:
     """
-    Sync a name, since the file may contain the only cap of a directory, or a key that others know.
+    Sync the name of a file, which may contain the only copy of a directory's cap, or a key that others rely
+    on.
 
-    A directory that may be written to and not read cannot be synced: that is no error, either.
+    The name cannot be synced if this process may write to the directory but not read it: that is not an error
+    either.
 
     Raises:
         OSError: the disk fails.
@@ -118,10 +122,11 @@ def sync_name(path: Path | str) -> None:
 
 def sync_directory(fd: int) -> bool:
     """
-    Sync the names in an open directory; returns whether its file system can do that.
+    Sync the names in an open directory; return whether its file system supports that.
 
-    Some file systems (CIFS, many of FUSE) reject it, and store names in their own way: that is not an
-    error. A directory that may not be listed is open for its path alone, and cannot be synced either.
+    Some file systems (CIFS, many FUSE ones) reject the call and store names in their own way: that is not an
+    error. A directory that this process may not list is open only for use in paths (``O_PATH``), and cannot
+    be synced either.
 
     Raises:
         OSError: the disk fails.
@@ -136,7 +141,7 @@ def sync_directory(fd: int) -> bool:
 
 def sync_bytes(fd: int) -> bool:
     """
-    Sync the bytes of an open file; returns whether its file system can do that.
+    Sync the bytes of an open file; return whether its file system supports that.
 
     Raises:
         OSError: the disk fails.
@@ -158,7 +163,7 @@ def syncs_names(directory: Path | str) -> bool:
         return True
     try:
         return sync_directory(fd)
-    except OSError:  # a later write will report the failing disk
+    except OSError:  # the disk fails, as a later write will report
         return True
     finally:
         os.close(fd)
@@ -166,10 +171,10 @@ def syncs_names(directory: Path | str) -> bool:
 
 def sync_path(path: Path | str) -> None:
     """
-    Sync the bytes of a file, or the names in a directory, if the file system can do that.
+    Sync the bytes of a file, or the names in a directory, if the file system supports that.
 
     Raises:
-        OSError: it may not be read, or the disk fails.
+        OSError: the file or directory may not be read, or the disk fails.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -180,9 +185,9 @@ def sync_path(path: Path | str) -> None:
 
 @contextmanager
 def _hidden_file(path: Path, data: bytes, mode: int, durable: bool) -> Iterator[str]:
-    """Write a new hidden file and yield its name, which the caller renames; errors remove it."""
+    """Write a new hidden file and yield its name; the caller renames it, and an error removes it."""
     fd, name = _open_hidden_file(path)
-    with os.fdopen(fd, "wb") as file:  # open, and so locked, until it is renamed
+    with os.fdopen(fd, "wb") as file:  # stays open, and so locked, until the rename
         try:
             os.fchmod(fd, mode)
             file.write(data)
@@ -198,9 +203,9 @@ def _hidden_file(path: Path, data: bytes, mode: int, durable: bool) -> Iterator[
 
 
 def _open_hidden_file(path: Path) -> tuple[int, str]:
-    """Open an empty file for new contents; returns its descriptor and its name."""
+    """Open an empty hidden file for the new contents; return its descriptor and its name."""
     hidden = part_path(str(path))
-    with suppress(OSError):  # if the disk accepts nothing, the other call reports it
+    with suppress(OSError):  # if the disk is full or fails, ``mkstemp`` below reports it
         fd = _open_hidden(hidden)
         if fd is not None:
             return fd, hidden
@@ -210,12 +215,12 @@ def _open_hidden_file(path: Path) -> tuple[int, str]:
 
 
 def _open_hidden(name: str) -> int | None:
-    """Open, lock and empty the hidden file; None if it is in use, or belongs to another user."""
+    """Open, lock and empty the hidden file; return None if it is in use, or belongs to another user."""
     for _ in range(2):
         try:
             fd = open_locked(name, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, mode=0o600)
         except CannotLock:
-            if not os.lstat(name).st_size:  # it was created just now
+            if not os.lstat(name).st_size:  # empty, so just created by this call
                 os.unlink(name)
             raise
         if fd is None:
@@ -229,37 +234,37 @@ def _open_hidden(name: str) -> int | None:
                     os.ftruncate(fd, 0)
                 fd, opened = -1, fd
                 return opened
-            os.unlink(name)  # a hard link, left when a process was killed after naming its file
+            os.unlink(name)  # a second name, left by a process killed before it removed that name
         finally:
             if fd >= 0:
                 os.close(fd)
     return None
 
 
-# Cleaning up hidden names: a second name of a complete file, left by a process that was killed while it
-# renamed the file, or a part that is obsolete since the file is complete.
+# Removing hidden names: a second name of a complete file, left by a process that was killed while it gave the
+# file its name, or a part that is no longer needed since the file is complete.
 
 
 def remove_stale_link(target: str, inside: int | None = None) -> None:
     """
-    Remove the hidden name of a file that also has its own name; otherwise do nothing.
+    Remove the hidden name of a complete file that also has its final name; otherwise do nothing.
 
-    Without this it would stay for ever, since a rerun finds the file complete. Removing it needs the part's
-    lock, so that a part that another process has just begun is not removed.
+    Otherwise the hidden name would stay for ever, since a rerun finds the file complete. The removal needs
+    the part's lock, so that a part that another process has just begun is not removed.
 
     Args:
-        target: with all links resolved; or a name alone.
-        inside: then the descriptor of its directory.
+        target: a path without symbolic links; with ``inside``, a name alone.
+        inside: the descriptor of the target's directory.
     """
     _remove(target, inside, lambda fd: names_file(target, fd, inside))
 
 
 def remove_part(target: str, inside: int | None = None) -> None:
     """
-    Remove the part of a file that is complete, unless a process writes to it or it belongs to another user.
+    Remove the part of a complete file, unless a process writes to the part or another user owns it.
 
     Args:
-        target, inside: as of ``remove_stale_link``.
+        target, inside: see ``remove_stale_link``.
     """
     _remove(target, inside, lambda fd: os.fstat(fd).st_uid == os.geteuid())
 
@@ -267,7 +272,7 @@ def remove_part(target: str, inside: int | None = None) -> None:
 def _remove(target: str, inside: int | None, may_go: Callable[[int], bool]) -> None:
     part = part_path(target, inside)
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    with suppress(OSError):  # usually it does not exist; and a remaining one does no harm
+    with suppress(OSError):  # usually there is no part; a remaining part does no harm
         fd = os.open(part, flags, dir_fd=inside)
         try:
             if not (stat.S_ISREG(os.fstat(fd).st_mode) and may_go(fd)):
@@ -279,34 +284,35 @@ def _remove(target: str, inside: int | None, may_go: Callable[[int], bool]) -> N
             os.close(fd)
 
 
-# Files without a name until they are complete: no process sees an incomplete one, and a killed process
-# leaves nothing. Only Linux has them, on some file systems (``O_TMPFILE``); ``can_name`` checks that.
+# Files without a name until they are complete: no process sees an incomplete file, and a killed process
+# leaves nothing. Only Linux supports this, on some file systems (``O_TMPFILE``); ``can_name`` checks that.
 
 _FLAGS: int = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_TMPFILE", 0)
 _TEMPORARY_ERRORS = (*FULL, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EROFS)
-"""Errors that say nothing about the file system, since they may go away."""
+"""Errors that may be temporary, so they do not show what the file system supports."""
 
 
 def open_unnamed(directory: str, mode: int = 0o666, inside: int | None = None) -> int:
     """
-    Open a new file without a name on a directory's file system.
+    Open a new file without a name on the file system of a directory.
 
     Args:
-        mode: of the file, before the umask.
-        inside: the descriptor of the directory in which a relative ``directory`` is.
+        mode: the permissions of the file, before the umask.
+        inside: the descriptor of the directory to which a relative ``directory`` refers.
 
     Raises:
-        OSError: the directory does not exist, or its file system has no such files.
+        OSError: the directory does not exist, or its file system does not support unnamed files.
     """
     return os.open(directory, _FLAGS, mode, dir_fd=inside)
 
 
 def open_spool(directory: str) -> int:
     """
-    Open a new file in a directory for what is too much for memory, which ends with its descriptor.
+    Open a new temporary file in a directory, for data that is too large for memory. The file disappears when
+    it is closed.
 
     Raises:
-        OSError: there is no such directory, or no file can be made there.
+        OSError: the directory does not exist, or no file can be created in it.
     """
     if hasattr(os, "O_TMPFILE"):
         with suppress(OSError):
@@ -322,15 +328,15 @@ def give_name(fd: int, path: str, inside: int | None = None) -> None:
     Give an unnamed file its name.
 
     Args:
-        inside: the descriptor of the directory in which a relative ``path`` is.
+        inside: the descriptor of the directory to which a relative ``path`` refers.
 
     Raises:
-        FileExistsError: something has that name, and keeps it.
+        FileExistsError: the name is taken; its file stays.
         FileNotFoundError: the directory does not exist.
         OSError: the disk failed.
     """
-    # The descriptor is not used, as the path is absolute; but only with one does Python follow the link,
-    # which linkat needs.
+    # The source path is absolute, so ``src_dir_fd`` has no effect; but only with a descriptor does Python
+    # follow the symbolic link, which linkat needs.
     source = f"/proc/self/fd/{fd:d}"
     os.link(source, path, src_dir_fd=fd, dst_dir_fd=inside, follow_symlinks=True)
 
@@ -339,11 +345,10 @@ def can_name(directory: str) -> bool:
     """
     Return whether a directory's file system supports unnamed files, as far as can be found out.
 
-    Nothing is named to check that, so a killed process leaves nothing; ``give_name`` may still be
-    forbidden.
+    This check names no file, so a killed process leaves nothing; ``give_name`` may still be forbidden.
 
     Raises:
-        OSError: it cannot be found out now: the directory does not exist, the disk is full, or too many
+        OSError: the check is impossible now: the directory does not exist, the disk is full, or too many
             files are open.
     """
     if not hasattr(os, "O_TMPFILE"):
@@ -356,7 +361,7 @@ def can_name(directory: str) -> bool:
         return False
     try:
         give_name(fd, directory)
-    except FileExistsError:  # so the link in /proc works
+    except FileExistsError:  # linkat has followed the link in /proc
         return True
     except OSError as error:
         if error.errno in _TEMPORARY_ERRORS:
@@ -367,15 +372,17 @@ def can_name(directory: str) -> bool:
     return False
 
 
-# How a power cut treats a file whose bytes were synced when it had no name, and then its directory:
+# What a power cut does to a file whose bytes were synced before it had a name, and whose directory was synced
+# after:
 #
-# * tmpfs has nothing to sync. XFS has one log, in the order of what happened: the name comes after the bytes.
-# * ext4 as well, with a journal. Without one, and on ext2, the inode on the disk still says that it has no
-#   name, until it is synced again: a check of the file system then removes the name.
-# * btrfs logs nothing of an unnamed file, in most kernels. Another directory sync, between the name and the
-#   second sync, would log the name without the bytes; so an empty file would be left.
+# * tmpfs has nothing to sync. XFS has one log in the order of events: the name follows the bytes.
+# * ext4 with a journal behaves like XFS. Without a journal, and on ext2, the inode on the disk still says
+#   that the file has no name, until the file is synced again: a check of the file system then removes the
+#   name.
+# * btrfs, with most kernels, logs nothing of an unnamed file. If another process syncs the directory between
+#   naming and the second sync, it logs the name without the bytes, so an empty file would be left.
 #
-# Of other file systems nothing is known: there, a file has a hidden name from its beginning.
+# Of other file systems nothing is known: on them, a file has a hidden name from the beginning.
 
 _SYNCED: dict[int, UnnamedSync] = {0x01021994: "once", 0x58465342: "once", 0xEF53: "twice"}
 
@@ -385,8 +392,9 @@ def unnamed_sync(fd: int) -> UnnamedSync:
     Return how unnamed files become durable on the file system of an open file or directory.
 
     Returns:
-        what is needed before the directory is synced that has the name: ``once``: ``fsync`` before the file
-        gets its name; ``twice``: before and after; ``never``: a power cut may leave the name without bytes.
+        which ``fsync`` of the file is needed before its directory is synced: ``once``: before the file gets
+            its name; ``twice``: before and after; ``never``: even then, a power cut may leave the name
+            without the bytes.
     """
     if not hasattr(os, "O_TMPFILE"):
         return "never"
@@ -396,8 +404,8 @@ def unnamed_sync(fd: int) -> UnnamedSync:
 
 @lru_cache(maxsize=1)
 def _fstatfs() -> Callable[[int], int] | None:
-    """Return a function that returns the number of the kind of a file system, 0 if it is unknown."""
-    import ctypes  # takes a millisecond, which most commands do not need
+    """Return a function that returns the type number of a descriptor's file system, 0 if unknown."""
+    import ctypes  # importing it takes a millisecond, and most commands do not need it
 
     try:
         function = ctypes.CDLL(None).fstatfs
@@ -405,23 +413,23 @@ def _fstatfs() -> Callable[[int], int] | None:
         return None
 
     def kind(fd: int) -> int:
-        found = (ctypes.c_long * 32)()  # the kind comes first; all of it needs 120 bytes
+        found = (ctypes.c_long * 32)()  # the type is the first of 120 bytes
         return 0 if function(fd, found) else found[0]
 
     return kind
 
 
-# The modes of such files.
+# Setting the permissions of such files, and reading the umask.
 
 _NO_MODES = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 
 
 def change_mode(fd: int, mode: int) -> None:
     """
-    Set the mode of an open file; a file system without modes is not an error.
+    Set the permissions of an open file; a file system without permissions is not an error.
 
     Raises:
-        OSError: the mode was not set, since the disk is full or fails, so others might read the file.
+        OSError: the permissions were not set, since the disk is full or fails, so others might read the file.
     """
     try:
         os.fchmod(fd, mode)
@@ -434,8 +442,8 @@ def current_umask() -> int:
     """
     Return the permission bits that new files of this process do not get.
 
-    Linux tells them. Other systems only let them be exchanged: for a moment, another thread may create a
-    file that others cannot read.
+    Linux reports them. On other systems they can only be read by setting them: for a moment, another thread
+    may create a file that other users cannot read.
     """
     with suppress(OSError, StopIteration, ValueError), open("/proc/self/status", "rb") as status:
         return int(next(line for line in status if line.startswith(b"Umask:"))[6:], 8)

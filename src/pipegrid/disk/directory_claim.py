@@ -1,11 +1,11 @@
 """
-Which process runs on a node's directory.
+Finds out and records which process runs on a node's directory.
 
 A Tahoe-LAFS node keeps ``running.process`` in its directory: its process id, and when that process was
-created, in seconds since 1970. A killed node leaves the file, and its id may be another process's by now; so
-both have to match. A gateway writes the same file, and holds ``private/gateway.lock`` as long as it runs: a
-storage server may serve the directory next to a gateway, but not next to a node. So does an introducer, with
-a lock of its own.
+created, in seconds since 1970. A killed node leaves the file, and another process may have got the same id;
+so both values must match. A gateway writes the same file, and holds ``private/gateway.lock`` as long as it
+runs: a storage server may serve the same directory as a gateway, but not the same as a node. An introducer
+does so, too, with its own lock.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _MAX_BYTES = 1000
 
 def refuse_if_running(directory: Path, proc: Path = Path("/proc")) -> None:
     """
-    Raise UsageError if a Tahoe-LAFS node runs in the directory, as far as this system reports it.
+    Raise UsageError if a Tahoe-LAFS node runs in the directory, as far as this system reports processes.
 
     Args:
-        proc: the kernel's file system about processes.
+        proc: the path of the kernel's file system of processes.
     """
     pid = _running_pid(directory, proc)
     if pid is not None and not _gateway_runs(directory):
@@ -42,15 +42,15 @@ def refuse_if_running(directory: Path, proc: Path = Path("/proc")) -> None:
 
 class DirectoryClaim:
     """
-    The right of one gateway, or one introducer, to a directory, until ``release``.
+    The exclusive right of one gateway, or one introducer, to a directory, until ``release``.
 
     Args:
-        lock_name: of the file that is locked.
-        program: what the process is, for errors.
+        lock_name: the name of the file to lock.
+        program: what this process is, for errors.
 
     Raises:
-        UsageError: another one, or a Tahoe-LAFS node, runs in it.
-        OSError: it cannot be written to.
+        UsageError: another gateway or introducer, or a Tahoe-LAFS node, runs in the directory.
+        OSError: the directory cannot be written to.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class DirectoryClaim:
             raise
 
     def release(self) -> None:
-        """Give the directory back; again, it does nothing."""
+        """Release the directory; a second call does nothing."""
         if self._lock is not None:
             with suppress(OSError):
                 os.unlink(self._directory / NAME)
@@ -94,10 +94,13 @@ class DirectoryClaim:
 
 
 def process_began(pid: int, proc: Path = Path("/proc")) -> float | None:
-    """Return when a process was created, in seconds since 1970; None if it has ended, or unknown."""
+    """
+    Return when a process was created, in seconds since 1970; None if the process has ended, or the time is
+    unknown.
+    """
     with suppress(OSError, ValueError, IndexError):
-        # The second field is the name in brackets, which may contain anything; the 22nd counts from the
-        # boot.
+        # The second field is the program's name in brackets, which may contain any characters; the 22nd field
+        # is the start time since boot.
         fields = (proc / str(pid) / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
         boot_s = next(
             int(line.split()[1])

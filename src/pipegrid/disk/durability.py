@@ -18,7 +18,7 @@ Policy = Literal["none", "batch", "strict"]
 
 
 class Committable(Protocol):
-    """A complete share that is not visible yet; ``storage.uploads.incoming_share.IncomingShare`` is one."""
+    """A complete share that is not visible yet, such as ``storage.uploads.incoming_share.IncomingShare``."""
 
     share_bytes: int
     opened: int
@@ -27,20 +27,20 @@ class Committable(Protocol):
 
     @property
     def device(self) -> int:
-        """The number of its file system."""
+        """The device number of the share's file system."""
 
     @property
     def descriptor(self) -> int:
-        """The descriptor of its open file, which identifies its file system."""
+        """The descriptor of the share's open file, for ``syncfs`` of its file system."""
 
     def sync(self) -> None:
-        """Make its own bytes durable."""
+        """Make the bytes of this share durable."""
 
     def publish(self) -> tuple[str, ...]:
-        """Rename it into place; returns the directories that changed."""
+        """Rename the share into its place; return the directories that changed."""
 
     def discard(self) -> None:
-        """Remove the file, and release the space reserved for it."""
+        """Remove the share's file, and release the space reserved for it."""
 
 
 class Disk:
@@ -48,7 +48,7 @@ class Disk:
 
     @property
     def has_one_call(self) -> bool:
-        """Whether ``syncfs`` is available, which syncs all earlier writes of a file system."""
+        """Whether ``syncfs`` is available: one call syncs all earlier writes of a file system."""
         return self._syncfs is not None
 
     @cached_property
@@ -56,7 +56,7 @@ class Disk:
         return load_syncfs()
 
     def load(self) -> None:
-        """Load ``syncfs`` now rather than at the first sync: that takes two milliseconds."""
+        """Load ``syncfs`` now rather than at the first sync, since loading takes two milliseconds."""
         self._syncfs  # noqa: B018
 
     def sync_data(self, shares: Sequence[Committable]) -> None:
@@ -67,7 +67,7 @@ class Disk:
             return
         first_opened: dict[int, Committable] = {}
         for share in sorted(shares, key=lambda share: share.opened):
-            with suppress(NoSuchShare):  # given up just now
+            with suppress(NoSuchShare):  # this upload was discarded just now
                 first_opened.setdefault(share.device, share)
         rejected = {
             device
@@ -84,16 +84,19 @@ class Disk:
         possible.
 
         Args:
-            directories: each with its device.
+            directories: each with the number of its device.
         """
         if self.has_one_call:
             one_of_each = {device: name for name, device in directories.items()}
             _on_each(one_of_each.values(), self._sync_all_of)
-        if not self.has_one_call:  # as may have turned out just now
+        if not self.has_one_call:  # ``syncfs`` may have been rejected just now
             self.sync_directories(directories)
 
     def _sync_all_of(self, fd: int) -> bool:
-        """Sync a file system; if it, or a sandbox, has no such call, that is not tried again."""
+        """
+        Sync a file system; return False if it, or a sandbox, rejects ``syncfs``, which is then not called
+        again.
+        """
         if self._syncfs is None:
             return False
         try:
@@ -121,14 +124,14 @@ def _on_each(directories: Iterable[str], call: Callable[[int], object]) -> None:
 
 def load_syncfs() -> Callable[[int], None] | None:
     """
-    Return a function that syncs the file system of a descriptor, or None if it does not exist or report
-    errors.
+    Return a function that syncs the file system of a descriptor; None if the system has none, or one that
+    reports no errors.
     """
     system, _, release = os.uname()[:3]
     numbers = [int(part) if part.isdigit() else 0 for part in release.split(".")[:2]]
     if system != "Linux" or numbers < [5, 8]:
         return None
-    import ctypes  # takes a millisecond, which most commands do not need
+    import ctypes  # importing it takes a millisecond, and most commands do not need it
 
     try:
         function = ctypes.CDLL(None, use_errno=True).syncfs
@@ -144,39 +147,41 @@ def load_syncfs() -> Callable[[int], None] | None:
 
 
 CommitOutcome = PipegridError | None
-"""The outcome for one share of a group: None if it is as durable as the policy demands."""
+"""The outcome for one share of a group: None if the share is as durable as the policy demands."""
 
 
 class Commit:
     """
-    Makes one group of shares durable and visible, in three steps called in their order.
+    Makes one group of shares durable and visible, in three steps: ``sync_data``, ``publish``, ``sync_names``.
 
-    ``sync_data`` and ``sync_names`` wait for the disk and run in a thread; ``publish`` runs in the caller's
-    thread: a rename takes some microseconds, less than acquiring the GIL for each of a hundred (measured: a
-    fifth of what a small share costs).
+    ``sync_data`` and ``sync_names`` wait for the disk, so they run in a thread. ``publish`` runs in the
+    caller's thread: a rename takes some microseconds, less than acquiring the GIL for each of a hundred
+    shares (measured: a fifth of the cost of a small share).
 
     A share is acknowledged after:
 
-    * ``none``: its rename. A power cut may take what the kernel still had in memory.
-    * ``batch``: its group's data is synced, all are renamed, and the renames are synced.
+    * ``none``: its rename. A power cut may lose what the kernel still had in memory.
+    * ``batch``: the data of its group is synced, all its shares are renamed, and the renames are synced.
     * ``strict``: its own ``fsync``, its rename, and ``fsync`` of its directories.
 
-    A share is renamed only after its bytes are durable, and acknowledged only after the rename is. A
-    process killed in between leaves files in ``incoming``, or complete shares that were not acknowledged.
+    With ``batch`` and ``strict``, a share is renamed only after its bytes are durable, and acknowledged only
+    after its rename is durable. A process killed between these steps leaves files in ``incoming``, or
+    complete shares that were not acknowledged.
 
-    A group's data and its renames are synced by ``syncfs``. One ``fsync`` of the last directory is enough
-    where one journal orders everything (ext4, XFS), but not on other file systems (btrfs logs each
-    directory separately); the second ``syncfs`` costs the same (measured on ext4, 1000 files in groups of
-    100: 0.08 to 0.11 s for both, against 0.16 to 0.41 s for an ``fsync`` of every directory). A share and
-    its directories are on one device, since a rename cannot cross devices, so each device is synced once.
-    ``syncfs`` also writes other programs' data; ``strict`` avoids that. Where it is missing, or does not
-    report errors (Linux before 5.8), every file and every directory gets its own ``fsync``.
+    ``syncfs`` syncs the data of a group, and a second ``syncfs`` its renames. One ``fsync`` of the last
+    directory is enough where one journal orders everything (ext4, XFS), but not on other file systems (btrfs
+    logs each directory separately). The second ``syncfs`` costs no more than such an ``fsync`` (measured on
+    ext4, 1000 files in groups of 100: 0.08 to 0.11 s for both calls, against 0.16 to 0.41 s for an ``fsync``
+    of every directory). A share and its directories are on one device, since a rename cannot cross devices,
+    so each device is synced once. ``syncfs`` also writes other programs' data; ``strict`` avoids that. Where
+    ``syncfs`` is missing, or does not report errors (Linux before 5.8), every file and every directory gets
+    its own ``fsync``.
 
-    After a failed sync the kernel marks the lost pages as clean, and a second sync would succeed without
-    writing them. So the uploads of that group are discarded, and their writers have to send them again. An
-    error is reported only to descriptors that were open when it happened: so ``syncfs`` is called on the
-    descriptor that was opened first, and a resumed upload, whose first bytes went through an older one,
-    also gets an ``fsync``.
+    After a failed sync the kernel marks the lost pages as clean, so a second sync would succeed without
+    writing them. So the uploads of that group are discarded, and their clients must send them again. The
+    kernel reports an error only to descriptors that were open when it happened. So ``syncfs`` is called on
+    the descriptor that was opened first. A resumed upload wrote its first bytes through an earlier
+    descriptor, so it also gets an ``fsync``.
     """
 
     def __init__(self, shares: Sequence[Committable], policy: Policy, disk_calls: Disk) -> None:
@@ -188,16 +193,16 @@ class Commit:
 
     @property
     def outcomes(self) -> list[CommitOutcome]:
-        """The outcome for each share, in order; complete when all steps are done."""
+        """The outcome for each share, in order; available after all three steps."""
         return [self._outcomes[share] for share in self._shares]
 
     def sync_data(self, before: Commit | None = None) -> None:
         """
-        Make the bytes of all shares durable; shares that were given up meanwhile are left out.
+        Make the bytes of all shares durable, except shares whose upload was discarded meanwhile.
 
         Args:
-            before: a group that was published and whose names this syncs, too: for consecutive groups that
-                are not urgent, this halves the calls.
+            before: the preceding group, already published; this call syncs its names, too. For consecutive
+                groups that are not urgent, this halves the number of calls.
         """
         lost = NoSuchShare("the upload was discarded before it was durable; begin it again")
         self._outcomes = {share: lost for share in self._shares if share.gone}
@@ -225,7 +230,10 @@ class Commit:
                 before._mark_not_durable(error)
 
     def _covers(self, before: Commit, shares: Sequence[Committable]) -> bool:
-        """Return whether one call for the data of ``shares`` also makes the names of a group durable."""
+        """
+        Return whether one ``syncfs`` for the data of ``shares`` also makes the names of the group ``before``
+        durable.
+        """
         return (
             self._policy == "batch"
             and self._disk.has_one_call
@@ -238,7 +246,7 @@ class Commit:
             self._outcomes[share] = self._publish(share)
 
     def sync_names(self) -> None:
-        """Make the renames durable; if the disk cannot, the outcomes of the shares become errors."""
+        """Make the renames durable; if the disk fails, the outcomes of the shares become errors."""
         if self._policy == "none" or not self._changed:
             return
         try:
@@ -251,7 +259,7 @@ class Commit:
 
     def _mark_not_durable(self, error: OSError) -> None:
         """
-        Mark shares as failed that are complete and visible but not durable, so that they are not
+        Change the outcome of each share that is visible but not durable to an error, so that it is not
         acknowledged.
         """
         what = "make the names of shares durable"
@@ -274,7 +282,7 @@ class Commit:
 def commit_group(
     shares: Sequence[Committable], policy: Policy, disk_calls: Disk
 ) -> list[CommitOutcome]:
-    """Make the shares durable and visible, in this thread; returns one outcome for each."""
+    """Make the shares durable and visible, in this thread; return one outcome for each share."""
     commit = Commit(shares, policy, disk_calls)
     commit.sync_data()
     commit.publish()

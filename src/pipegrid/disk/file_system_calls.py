@@ -1,5 +1,5 @@
 """
-File system calls of the share store, with errors that say what failed and where.
+File system calls of the share store, with errors that say which action failed, and on which path.
 
 No call follows a symbolic link in the last component of a path, so that no name leads out of a storage
 directory.
@@ -28,10 +28,13 @@ if TYPE_CHECKING:
     from pipegrid.core.hashes import Buffer
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""Errors of a write when the disk or a quota is full, or the file gets too large."""
+"""Errors of a write when the disk or a quota is full, or the file becomes too large."""
 
 LEAST_FILES = 64
-"""File descriptors: with fewer the interpreter would abort, or a command never end."""
+"""
+The fewest file descriptors that a process needs: with fewer the interpreter would abort, or a command would
+never end.
+"""
 
 _CANNOT_ALLOCATE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _SYNC_FILE_RANGE_WRITE = 2
@@ -41,15 +44,15 @@ _PIECE_BYTES = 1 << 20
 
 def few_files() -> str | None:
     """
-    Return a sentence if the process may not open ``LEAST_FILES``; the limit is raised if possible.
+    Return an error sentence if the process may not open ``LEAST_FILES`` files; first try to raise the limit.
 
-    A command that runs out of files in its middle could not end well.
+    A command that runs out of descriptors while it runs could not end cleanly.
     """
     limit = os.sysconf("SC_OPEN_MAX")
     if not 0 <= limit < LEAST_FILES:
         return None
     try:
-        import resource  # not every system has it
+        import resource  # some systems lack this module
 
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (LEAST_FILES, hard))
@@ -63,10 +66,10 @@ def few_files() -> str | None:
 
 def disk_error(error: OSError, what: str) -> ServerRefused:
     """
-    Return the error to report for one of the operating system, which becomes its cause.
+    Return the error to report for an error of the operating system, which becomes its cause.
 
     Args:
-        what: the failed action and its place; follows "cannot".
+        what: the failed action and its place; the text follows "cannot".
     """
     if error.errno in FULL:
         made: ServerRefused = NoSpace(
@@ -80,9 +83,9 @@ def disk_error(error: OSError, what: str) -> ServerRefused:
 
 
 def read_all(fd: int, length: int, offset: int) -> bytes:
-    """Return length bytes of a file, or fewer at its end."""
+    """Return ``length`` bytes of a file, or fewer at the end of the file."""
     data = os.pread(fd, length, offset)
-    while len(data) < length:  # one call returns 2 GiB at most
+    while len(data) < length:  # one call returns at most 2 GiB
         more = os.pread(fd, length - len(data), offset + len(data))
         if not more:
             break
@@ -92,7 +95,7 @@ def read_all(fd: int, length: int, offset: int) -> bytes:
 
 def write_pieces(fd: int, pieces: Sequence[Buffer], offset: int) -> int:
     """
-    Write consecutive pieces with one call; returns how many bytes were written, at least 1.
+    Write consecutive pieces with one call; return how many bytes were written, at least 1.
 
     Raises:
         OSError: nothing was written.
@@ -112,10 +115,10 @@ def write_all_pieces(fd: int, pieces: Sequence[Buffer], offset: int) -> None:
 
 class FilePart:
     """
-    A part of an open file, used instead of bytes that are too many for memory.
+    A part of an open file, used in place of bytes that do not fit in memory.
 
     Args:
-        fd: belongs to the caller, who keeps it open as long as this is used.
+        fd: the caller's descriptor, which must stay open as long as this object is used.
     """
 
     __slots__ = ("_begin", "_end", "_fd")
@@ -144,7 +147,7 @@ class FilePart:
 
 
 def write_all(fd: int, data: Buffer | FilePart, offset: int) -> None:
-    """Write all of data, with as many calls as needed."""
+    """Write all bytes of ``data``, with as many calls as needed."""
     if isinstance(data, FilePart):
         for piece in data.pieces():
             write_all(fd, piece, offset)
@@ -159,13 +162,13 @@ def write_all(fd: int, data: Buffer | FilePart, offset: int) -> None:
 
 def allocate(fd: int, offset: int, length: int) -> None:
     """
-    Reserve disk space for a part of a file, so that writing there does not find the disk full; bytes after
-    the file's end become zeros.
+    Reserve disk space for a part of a file, so that later writes to this part do not find the disk full.
+    Bytes after the file's end become zeros.
 
-    It does nothing where the system or the file system does not support that.
+    Does nothing if the system or the file system does not support reservations.
 
     Raises:
-        OSError: there is not enough space. The file may be longer than before.
+        OSError: there is not enough space. The file may have become longer.
     """
     if hasattr(os, "posix_fallocate"):
         try:
@@ -177,18 +180,18 @@ def allocate(fd: int, offset: int, length: int) -> None:
 
 def begin_writing(fd: int) -> None:
     """
-    Make the kernel start to write what a file has in memory, without waiting for the end.
+    Make the kernel start to write a file's data from memory to the disk, without waiting for the end.
 
-    It does nothing outside of Linux, and never fails.
+    Does nothing on systems other than Linux, and never fails.
     """
     function = _sync_file_range()
     if function is not None:
-        function(fd, 0, 0, _SYNC_FILE_RANGE_WRITE)  # the whole file
+        function(fd, 0, 0, _SYNC_FILE_RANGE_WRITE)  # length 0: the whole file
 
 
 @lru_cache(maxsize=1)
 def _sync_file_range() -> Any:
-    import ctypes  # takes a millisecond, which most commands do not need
+    import ctypes  # importing it takes a millisecond, and most commands do not need it
 
     try:
         function = ctypes.CDLL(None).sync_file_range
@@ -200,7 +203,8 @@ def _sync_file_range() -> Any:
 
 def lock_if_free(path: str) -> int | None:
     """
-    Return a descriptor of a file, locked; None if another process has the lock, or it cannot be opened.
+    Open and lock a file; return its descriptor, or None if another process has the lock or the file cannot be
+    opened.
     """
     try:
         return open_locked(path, os.O_RDWR)
@@ -224,8 +228,8 @@ def create_locked(path: str, mode: int = 0o666) -> int | None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
-        return None  # another process has opened and locked it in between
-    except BaseException:  # without locks it would never be removed
+        return None  # another process has locked the new file first
+    except BaseException:  # no locks: without a lock the file would never be removed
         os.close(fd)
         remove(path)
         raise
@@ -233,7 +237,7 @@ def create_locked(path: str, mode: int = 0o666) -> int | None:
 
 
 def remove(path: str) -> None:
-    """Remove a file that may not exist."""
+    """Remove a file, if it exists."""
     with suppress(FileNotFoundError, NotADirectoryError):
         os.unlink(path)
 
@@ -246,16 +250,16 @@ def remove_empty(directory: str) -> None:
 
 def free_bytes(path: str) -> int | None:
     """
-    Return the space for unprivileged users in a directory, or None if unknown.
+    Return the free space, in bytes, for unprivileged users in a directory; None if unknown.
 
-    It is 0 if fewer than one in a hundred inodes are free: shares of a byte each use up the inodes of a
-    disk long before its bytes, and the server needs some itself.
+    The result is 0 if fewer than one in a hundred inodes are free: shares of one byte use up the inodes of a
+    disk long before its bytes, and the server needs some inodes itself.
 
     Raises:
         NotADirectoryError: the path, or one of its parents, is not a directory.
     """
     try:
-        status = os.statvfs(path + "/.")  # fails unless it is a directory
+        status = os.statvfs(path + "/.")  # fails if the path is not a directory
     except NotADirectoryError:
         raise
     except FileNotFoundError:
@@ -269,9 +273,9 @@ def free_bytes(path: str) -> int | None:
 
 
 def is_writable(path: str) -> bool:
-    """Return whether this process may write in a directory, or create it if it does not exist."""
+    """Return whether this process may write in a directory, or create the directory if it does not exist."""
     path = os.path.abspath(path)
-    while not os.path.lexists(path):  # directories are created with the first share
+    while not os.path.lexists(path):  # a missing directory is created with its first share
         path = os.path.dirname(path)
     return os.access(path, os.W_OK | os.X_OK)
 
@@ -280,7 +284,7 @@ def read_boot_id() -> bytes:
     """
     Return 16 bytes that change with every start of the machine.
 
-    If the system has none they are random, so that unsynced data is never taken for synced.
+    If the system has no such value, the bytes are random, so that unsynced data is never taken for synced.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id", "rb") as file:

@@ -1,6 +1,5 @@
 """
-Commits complete shares in groups: one sync for several shares, or at once, as the durability policy
-requires.
+Commits complete shares: with the policy ``batch`` in groups, one sync for several shares; otherwise at once.
 """
 
 from __future__ import annotations
@@ -19,40 +18,45 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Ending = CommitOutcome | Failure
-"""The outcome of the commit of one share: None if it is as durable as the policy demands."""
+"""The outcome of the commit of one share: None if the share is as durable as the policy demands."""
 
 BEGIN_BYTES = 2 << 20
 """
-When this much of a share is written, the disk starts to write it. Otherwise it would start with the last
-byte, and the client would wait for all of it: an eighth of a put of 100 MB, measured.
+When this many bytes of a share have arrived, the disk starts to write them. Otherwise the disk would start
+only after the last byte, and the client would wait for the whole write: an eighth of the time of a put of 100
+MB (measured).
 """
 
 MAX_BEGINNING = 16
-"""The limit of threads that do so; with a busy disk they wait. The sync writes the rest."""
+"""
+The most threads that start such writes at the same time; on a busy disk these threads wait. The sync writes
+the rest.
+"""
 
 LINGER_S = 0.003
 COMPANY_SHARES = 8
 """
-This many shares that are committed by one call wait for no others: they share the calls of the disk already.
+From this many shares on, a group does not wait for more shares: its shares already share the calls of the
+disk.
 """
 MAX_GROUP_SHARES = 64
 MAX_GROUP_BYTES = 64 << 20
 
 
 class ThreadRunner(Protocol):
-    """The part of ``reactor.workers`` that is used here."""
+    """The methods of ``reactor.workers`` that group commits use."""
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
-        """Fire with the function's result, or fail with its exception."""
+        """Run a function in a thread; fires with its result, or fails with its exception."""
 
 
 class Written(Protocol):
-    """A share that is being written; ``storage.uploads.incoming_share.IncomingShare`` is one."""
+    """A share that is being written, such as ``storage.uploads.incoming_share.IncomingShare``."""
 
     unsent_bytes: int
 
     def begin_writing(self) -> None:
-        """Make the disk start to write the bytes so far. May take a while, never fails."""
+        """Make the disk start to write the bytes that have arrived. May block for a while; never fails."""
 
 
 class Storable(Committable, Protocol):
@@ -60,7 +64,7 @@ class Storable(Committable, Protocol):
     A share whose commit may be requested several times.
 
     Attributes:
-        stored: whether it has been committed.
+        stored: whether the share has been committed.
     """
 
     stored: bool
@@ -70,12 +74,13 @@ class Grouping(Generic[T]):
     """
     Decides when waiting items become a group. Pure: the caller passes the time, in seconds.
 
-    A disk syncs a hundred small files in about the time of one. While a group is committed the next one
-    gathers, and starts afterwards: under load the groups grow until they match the disk. On an idle disk
-    the first share waits a few milliseconds for others. Limits close a group early, so that neither open
-    files nor the wait for a huge share are unbounded.
+    A disk syncs a hundred small files in about the time of one. While one group is committed, the next group
+    collects items, and starts afterwards: under load the groups grow until they match the disk. On an idle
+    disk the first share waits a few milliseconds for others. Limits close a group early, so that neither the
+    number of open files nor the wait for a huge share is unbounded.
 
-    Invariant: while no group runs, waiting items either may be taken now, or have a time when they may.
+    Invariant: while no group runs, the waiting items may either be taken now, or it is known when they may
+    be.
     """
 
     def __init__(
@@ -97,23 +102,29 @@ class Grouping(Generic[T]):
         return len(self._waiting)
 
     def add(self, item: T, size_bytes: int, now_s: float) -> None:
-        """Add an item of ``size_bytes``; ``now_s`` starts the waiting time if it is the first."""
+        """
+        Add an item of ``size_bytes``; the first item of a group starts the group's waiting time at ``now_s``.
+        """
         if not self._waiting:
             self._since_s = now_s
         self._waiting.append((item, size_bytes))
         self._waiting_bytes += size_bytes
 
     def hurry(self) -> None:
-        """Close the current group as soon as no other runs."""
+        """Close the current group without a further wait; it runs as soon as no other group does."""
         self._hurry = bool(self._waiting)
 
     def finished(self) -> None:
-        """Record that the running group has ended; the items that waited for it form a group at once."""
+        """
+        Record that the running group has ended; the items that arrived meanwhile form the next group at once.
+        """
         self._running = False
         self.hurry()
 
     def wait_s(self, now_s: float) -> float | None:
-        """Return how long until ``take`` returns something without further events; None for never."""
+        """
+        Return how many seconds until ``take`` returns a group without further events; None if it never does.
+        """
         if self._running or not self._waiting:
             return None
         full = len(self._waiting) >= self._max_items or self._waiting_bytes >= self._max_bytes
@@ -122,7 +133,9 @@ class Grouping(Generic[T]):
         return max(0.0, self._since_s + self._linger_s - now_s)
 
     def take(self, now_s: float) -> list[T]:
-        """Return the group to run now, in the order of arrival; an empty list if it is too early."""
+        """
+        Return the items of the group to run now, in the order of arrival; an empty list if it is too early.
+        """
         if self.wait_s(now_s) != 0.0:
             return []
         group: list[T] = []
@@ -139,13 +152,13 @@ class Grouping(Generic[T]):
 
 class GroupCommit:
     """
-    Commits complete shares as a policy demands. Several stores may share one, if they are busy at the same
-    time.
+    Commits complete shares as a policy demands. Several share stores may use the same object; their shares
+    then form common groups.
 
     Args:
-        workers: where blocking calls run. With the policy ``none``, files are renamed in the
-            calling thread, since one rename takes less time than using a worker thread.
-        clock: for the time that a group waits for more shares.
+        workers: run blocking calls in threads. With the policy ``none``, files are renamed in the calling
+            thread, since a rename takes less time than using a worker thread.
+        clock: measures how long a group waits for more shares.
     """
 
     def __init__(
@@ -168,11 +181,11 @@ class GroupCommit:
     @property
     def syncs_unnamed(self) -> bool:
         """
-        Whether data of an unnamed file, synced before it gets its name, is as durable as the policy
-        demands.
+        Whether it is enough to sync an unnamed file's data before the file gets its name.
 
-        ``syncfs`` guarantees that. But ``fsync`` of an unnamed file writes nothing to the log of a btrfs,
-        in most kernels: the name, synced next, would survive a power cut without the bytes.
+        ``syncfs`` guarantees the durability that the policy demands. But ``fsync`` of an unnamed file writes
+        nothing to the log of btrfs, with most kernels: the name, synced next, would survive a power cut
+        without the bytes.
         """
         if self.policy == "batch":
             return self._disk_calls().has_one_call
@@ -180,15 +193,15 @@ class GroupCommit:
 
     def commit(self, share: Storable) -> Deferred[None]:
         """
-        Make a complete share durable and visible; fires when that may be acknowledged.
+        Make a complete share durable and visible; fires when it may be acknowledged.
 
-        Cancelling stops the waiting; the share is committed nevertheless. A second commit of the same share
-        waits for the first.
+        Cancelling ends only the wait; the share is still committed. A second commit of the same share waits
+        for the first commit.
 
         Raises:
             ServerRefused: the disk failed, and the share may be lost.
             NoSpace: the disk is full.
-            NoSuchShare: the upload is gone.
+            NoSuchShare: the upload has been discarded.
         """
 
         def ended(_: Storable, outcome: Ending) -> None:
@@ -205,12 +218,12 @@ class GroupCommit:
         self, shares: Sequence[Storable], ended: Callable[[Storable, Ending], None]
     ) -> None:
         """
-        Commit many shares, as ``commit`` does, without a Deferred for each.
+        Commit many shares, as ``commit`` does, without a Deferred for each share.
 
-        One that another caller has committed already is not committed again.
+        A share that another caller has already committed is not committed again.
 
         Args:
-            ended: called for each, perhaps before this returns.
+            ended: called for each share, perhaps before this method returns.
         """
         new: list[Storable] = []
         for share in shares:
@@ -236,7 +249,7 @@ class GroupCommit:
             self._settle(new, commit_group(new, "none", self._disk_calls()))
 
     def written(self, share: Written) -> None:
-        """Record that more of a share has been written, which the disk may start to write."""
+        """Record that more bytes of a share have arrived; the disk may start to write them."""
         if share.unsent_bytes < BEGIN_BYTES or self.policy == "none":
             return
         if share in self._beginning or len(self._beginning) >= MAX_BEGINNING:
@@ -248,15 +261,15 @@ class GroupCommit:
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
         """
-        Call a function that syncs what it writes, in a worker thread; in this thread if the policy syncs
-        nothing.
+        Call a function that syncs the data it writes: in a worker thread, or in this thread if the policy is
+        ``none``.
         """
         if self.policy == "none":
             return execute(function, *args, **kwargs)
         return self._workers.run(function, *args, **kwargs)
 
     def flush(self) -> Deferred[None]:
-        """Close the current group; fires when everything is committed or has failed."""
+        """Close the current group; fires when all commits have ended, with or without success."""
         waiting: Deferred[None] = Deferred(lambda _: self._idle.remove(waiting))
         self._idle.append(waiting)
         self._grouping.hurry()
@@ -288,7 +301,7 @@ class GroupCommit:
             self._timer.cancel()
             self._timer = None
         commit = Commit(group, self.policy, self._disk_calls())
-        # Worker threads may have been stopped with the reactor: then the shares of this group have to fail.
+        # A stopped reactor may have stopped the worker threads: then the shares of this group must fail.
         done: Deferred[Any] = maybeDeferred(self._workers.run, commit.sync_data)
         done.addCallback(lambda _: commit.publish())
         done.addCallback(lambda _: self._workers.run(commit.sync_names))

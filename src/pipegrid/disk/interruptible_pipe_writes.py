@@ -1,4 +1,4 @@
-"""Writes to pipes that a signal can interrupt while they wait for a reader."""
+"""Lets a signal interrupt writes to pipes that wait for a reader."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 
 # A thread that waits for the reader of a pipe continues to wait after a signal's handler has returned; only
-# a handler that raises ends that. So a writer declares that it may wait, and the handler of a terminating
-# signal raises an error then. This concerns only the main thread, in which handlers run.
+# an exception from the handler ends the wait. So a writer declares that it may wait, and the handler of a
+# terminating signal raises an error during such a wait. This concerns only the main thread, in which handlers
+# run.
 
 _waiting: list[Callable[[], int] | None] = []
 _ended: BaseException | None = None
@@ -27,15 +28,16 @@ _ended: BaseException | None = None
 @contextmanager
 def interruptible(fileno: Callable[[], int] | None = None) -> Iterator[None]:
     """
-    Declare that the code within may wait for another program.
+    Declare that the code in this context may wait for another program.
 
     Args:
-        fileno: returns the descriptor that is written; None while it is being opened.
+        fileno: returns the descriptor that is written; None while the pipe is being opened.
 
     Raises:
-        BaseException: the one given to ``end_waiting``; also later, instead of any further wait.
+        BaseException: the error given to ``end_waiting``; once given, it is also raised instead of any later
+            wait.
     """
-    threading = sys.modules.get("threading")  # if it was not imported, there is only one thread
+    threading = sys.modules.get("threading")  # not imported: there is only one thread
     if threading is not None and threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -50,9 +52,9 @@ def interruptible(fileno: Callable[[], int] | None = None) -> Iterator[None]:
 
 def end_waiting(error: BaseException) -> None:
     """
-    Stop the main thread from waiting, now and later. For handlers of signals.
+    Stop the main thread from waiting, now and later. Called by signal handlers.
 
-    A write that does not have to wait is not interrupted.
+    A write that does not need to wait is not interrupted.
     """
     global _ended
     _ended = error
@@ -78,22 +80,22 @@ def _would_wait() -> bool:
 
 def write_some(stream: BinaryIO, data: memoryview) -> int:
     """
-    Write what a stream accepts now; return how many bytes.
+    Write as many bytes as a stream accepts now; return how many.
 
-    An unbuffered one (``PYTHONUNBUFFERED``, as in many containers) accepts what fits on the disk or in the
-    pipe. If another program has made the pipe non-blocking, every stream does.
+    An unbuffered stream (``PYTHONUNBUFFERED``, as in many containers) accepts only what fits on the disk or
+    in the pipe. If another program has made the pipe non-blocking, every stream does.
     """
     try:
         taken: int | None = stream.write(data)
     except BlockingIOError as error:
         return error.characters_written
-    if taken is None:  # such an object writes everything, except a raw file
+    if taken is None:  # objects other than raw files write everything
         return 0 if isinstance(stream, io.RawIOBase) else len(data)
     return taken
 
 
 def flush_some(stream: BinaryIO) -> bool:
-    """Flush what a stream accepts now; return whether that was all."""
+    """Flush as many bytes as a stream accepts now; return whether all were flushed."""
     try:
         stream.flush()
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""The file systems that are mounted, as Linux lists them (proc_pid_mountinfo(5))."""
+"""Reads Linux's table of mounted file systems (proc_pid_mountinfo(5))."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _TABLE = "/proc/self/mountinfo"
 
 class MountedFileSystem(NamedTuple):
     """
-    One line of the table.
+    One line of the table of mounted file systems.
 
     Attributes:
-        path: where it is mounted.
-        device: its number, as in ``os.stat_result.st_dev``.
-        kind: such as ``ext4`` or ``fuse.sshfs``.
+        path: where the file system is mounted.
+        device: its device number, as in ``os.stat_result.st_dev``.
+        kind: its type, such as ``ext4`` or ``fuse.sshfs``.
     """
 
     path: str
@@ -28,11 +28,11 @@ class MountedFileSystem(NamedTuple):
 
 def mounted_file_systems(table: str = _TABLE) -> Iterator[MountedFileSystem]:
     """
-    Yield what is mounted; of several at one path the last one hides the others. Lines that cannot be
-    understood are left out.
+    Yield the mounted file systems; of several at one path, the last one hides the others. Malformed lines are
+    skipped.
 
     Args:
-        table: the kernel's list; without it, as on other systems, there is nothing.
+        table: the path of the kernel's list; if it does not exist, as on other systems, nothing is yielded.
     """
     try:
         with open(table, "rb") as file:

@@ -1,6 +1,5 @@
 """
-Files that appear under their name only when they are complete, and whose part file survives an
-interruption.
+Files that appear under their name only when they are complete, with part files that survive an interruption.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ from pipegrid.disk.interruptible_pipe_writes import interruptible
 from pipegrid.disk.safe_open import names_inode, open_to_write, own_descriptor
 from pipegrid.errors import SinkError, naming
 
-_MOST_PIECES = 512  # the number in one write; systems accept at least 1024
+_MOST_PIECES = 512  # pieces per write; systems accept at least 1024
 
-# errors of file systems without locks
+# Errors of file systems without locks.
 NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 
 
 class PartInUse(SinkError):
-    """Another process is writing the same file."""
+    """Another process is already writing the file."""
 
 
 class TargetExists(SinkError):
-    """A file exists, perhaps created just now, that may not be replaced."""
+    """The target exists, perhaps created just now, and may not be replaced."""
 
 
 def exists_already(path: str) -> TargetExists:
@@ -48,41 +47,42 @@ def exists_already(path: str) -> TargetExists:
 
 class PartFile:
     """
-    A file that is written from its beginning on; ``publish`` gives it its name, ``leave`` does not.
+    A file that is written from its beginning; ``publish`` gives it its name, ``leave`` does not.
 
-    Until then its bytes are in ``.NAME.pipegrid-part`` next to it: one name per target, so that the next
-    writer of the target, even after ``kill -9``, finds the part, and resumes or removes it. A writer that
-    resumes has to check every byte of it. Also a context manager: leaving it without an error publishes.
-    Writes are appended in order, and may skip bytes that exist already. A device, a pipe or a descriptor of
-    this process that the path names is written directly, without a part.
+    Before that, its bytes are in ``.NAME.pipegrid-part`` next to it: one part name per target, so that the
+    next writer of the target finds the part even after ``kill -9``, and resumes or removes it. A writer that
+    resumes must check every byte of the part. Also a context manager: leaving it without an error publishes.
+    Writes are appended in order, and may skip bytes that exist already. If the path names a device, a pipe or
+    a descriptor of this process, it is written directly, without a part.
 
     Hazards, and what is done about them:
 
-    * two processes write one target: the part is locked (``flock``), and the second one raises an error;
-    * between opening and locking, the part is renamed or removed: the name is checked again under the lock;
-    * the part has a second name, since a process was killed while publishing it, or by a hard link: it is
-      left alone, and a new one is begun;
-    * a symbolic link, a pipe or another user's file has the hidden name: links are never followed, only
-      regular files of this user are written, and the rest is removed if permitted;
+    * two processes write one target: the part is locked (``flock``), and the second process gets an error;
+    * another process renames or removes the part between opening and locking: the name is checked again under
+      the lock;
+    * the part has a second name, since a process was killed while publishing it, or by a hard link: that file
+      is not written, and a new part is begun;
+    * a symbolic link, a pipe or another user's file has the part's name: links are never followed, only
+      regular files of this user are written, and other files are removed if permitted;
     * the part was created with a laxer umask: its permissions are reduced.
 
-    The bytes are synced before the file gets its name, and then the name, so that a power cut leaves
-    neither an empty nor an incomplete file. If a disk fails to sync a part, nothing of it is kept. A file
-    system that cannot sync is not an error.
+    The bytes are synced before the file gets its name, and the name is synced after that, so that a power cut
+    leaves neither an empty nor an incomplete file. If the disk fails to sync a part, the part is not kept. It
+    is not an error if the file system cannot sync.
 
     Args:
-        path: of the file. If it is a symbolic link, that stays, and its target is replaced.
+        path: of the file. If it is a symbolic link, the link stays, and its target is replaced.
         replace: replace an existing file; its permissions stay, unless links are not followed.
-        resume: continue what an interrupted writer has left; otherwise that is removed, and no part is
+        resume: continue the part of an interrupted writer; otherwise that part is removed, and no part is
             left.
         follow: follow a symbolic link; otherwise a link, device or pipe is replaced as a file would be.
-        inside: a descriptor of the directory, open as long as the part is, to use instead of the path; then
-            links are not followed.
+        inside: a descriptor of the directory, to use instead of the path; it must stay open as long as the
+            part is. Links are then not followed.
 
     Attributes:
-        path: as it was given; used in errors.
+        path: the path as given; used in errors.
         part: the path of the part; None for a device or pipe.
-        found_bytes: how many bytes an earlier writer has left, to be checked.
+        found_bytes: how many bytes an earlier writer has left; they must be checked.
         position: where the next write goes.
 
     Raises:
@@ -104,7 +104,7 @@ class PartFile:
         self.part: str | None = None
         self._replace = replace
         self._resume = resume
-        self._mode: int | None = None  # of the file that is replaced
+        self._mode: int | None = None  # permissions of the file to replace
         directory, name = os.path.split(path)
         if inside is not None:
             self._target = name
@@ -115,11 +115,13 @@ class PartFile:
         self._fd = -1
         self._publishing = self._has_whole_pieces = False
         try:
-            # The resolved name of /dev/stdout, or of a shell's >(...), does not lead to the pipe.
+            # Use the path as given: the resolved name of /dev/stdout, or of a shell's >(...), does not lead
+            # to the pipe.
             there = path if follow else self._target
             mode: int | None = os.stat(there, dir_fd=inside, follow_symlinks=follow).st_mode
         except OSError as error:
-            # The part may be possible where the final name is not: then the download would be useless.
+            # The part's name may be short enough while the final name is too long: fail now, before a useless
+            # download.
             if error.errno == errno.ENAMETOOLONG:
                 raise self._error(error) from error
             if error.errno == errno.ELOOP and not replace:
@@ -128,7 +130,7 @@ class PartFile:
         if mode is not None and not (follow or stat.S_ISDIR(mode)):
             mode = stat.S_IFREG
         elif mode is not None and stat.S_ISREG(mode) and own_descriptor(path) is not None:
-            # A descriptor that a shell has opened, as with ``>>``, is written from its current position on.
+            # A descriptor that a shell has opened, as with ``>>``, is written from its current position.
             mode = stat.S_IFIFO
         if mode is not None and stat.S_ISDIR(mode):
             raise SinkError(f"cannot write {path}: it is a directory; name a file in it")
@@ -139,7 +141,7 @@ class PartFile:
                 raise exists_already(path)
         try:
             if mode is not None and not stat.S_ISREG(mode):
-                with interruptible():  # a pipe, which waits for its reader
+                with interruptible():  # opening a pipe waits for its reader
                     self._fd = open_to_write(path)
             else:
                 self._open_part()
@@ -148,7 +150,7 @@ class PartFile:
 
     @property
     def name(self) -> str:
-        """The name for errors, as ``open`` files have it."""
+        """The path, for errors; file objects of ``open`` have the same attribute."""
         return self.path
 
     # Opening.
@@ -161,9 +163,9 @@ class PartFile:
             if error.errno not in NO_LOCKS:
                 raise
             with suppress(OSError):
-                if not os.lstat(part, dir_fd=self._directory).st_size:  # it was created just now
+                if not os.lstat(part, dir_fd=self._directory).st_size:  # empty: just created
                     os.unlink(part, dir_fd=self._directory)
-            # Without locks two writers would not know of each other: then each has its own part.
+            # Without locks two writers would not notice each other, so each writer gets its own part.
             part = part_path(f"{self._target}.{os.urandom(6).hex()}", self._directory)
             self._resume = False
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -175,7 +177,7 @@ class PartFile:
         self.found_bytes = os.fstat(self._fd).st_size
 
     def _locked(self, part: str) -> int:
-        """Open or create the part, and lock it; remove what has its name, unless it is in use."""
+        """Open or create the part, and lock it; remove another file of the same name, unless it is in use."""
         for _ in range(100):
             fd, is_new = self._open_or_make(part)
             try:
@@ -188,7 +190,7 @@ class PartFile:
         raise SinkError(f"cannot write {self.path}: {part} is replaced again and again; remove it")
 
     def _open_or_make(self, part: str) -> tuple[int, bool]:
-        """Return the descriptor of the part, and whether it is new."""
+        """Return the descriptor of the part, and whether this call created the part."""
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             new = os.open(part, flags | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=self._directory)
@@ -208,7 +210,9 @@ class PartFile:
             raise self._in_the_way(part) from error
 
     def _is_ours(self, part: str, fd: int, is_new: bool) -> bool:
-        """Lock the part; False if it must be opened again, since its name is now that of another file."""
+        """
+        Lock the part; return False if it must be opened again, since its name now belongs to another file.
+        """
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise self._in_the_way(part)
@@ -219,7 +223,7 @@ class PartFile:
                 f"another process is writing to {self.path}; wait for it, or choose another name"
             ) from None
         if names_inode(part, (status.st_dev, status.st_ino), self._directory):
-            status = os.fstat(fd)  # checked again under the lock
+            status = os.fstat(fd)  # the file may have changed before the lock
             if status.st_nlink == 1 and status.st_uid == os.geteuid():
                 if not is_new and (laxer := status.st_mode & current_umask() & 0o777):
                     os.fchmod(fd, stat.S_IMODE(status.st_mode) & ~laxer)
@@ -237,22 +241,22 @@ class PartFile:
     def _set_mode(self, more: int = 0) -> None:
         if (
             self._mode is not None
-        ):  # users who could not read the replaced file cannot read this one
+        ):  # users who could not read the replaced file cannot read this one either
             change_mode(self._fd, self._mode | more)
 
     # Bytes.
 
     def fileno(self) -> int:
-        """Return the descriptor, for callers that write to it themselves, from the beginning on."""
+        """Return the descriptor, for callers that write the whole file themselves."""
         return self._fd
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Write all of it; ``OSError`` if that fails."""
+        """Write all bytes; raise ``OSError`` if that fails."""
         self.write_pieces([data])
         return len(data)
 
     def write_pieces(self, pieces: Sequence[bytes | bytearray | memoryview]) -> None:
-        """Write consecutive pieces; ``OSError`` if that fails."""
+        """Write consecutive pieces; raise ``OSError`` if that fails."""
         views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
         views.reverse()
         while views:
@@ -270,24 +274,24 @@ class PartFile:
         self._has_whole_pieces = self.position > 0
 
     def skip(self, length: int) -> None:
-        """Skip bytes that exist already."""
+        """Move the position forward over bytes that exist already."""
         self.position += length
         self._has_whole_pieces = True
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return bytes of the part, fewer at its end; in any thread."""
+        """Return bytes of the part, or fewer at its end. May be called in any thread."""
         return os.pread(self._fd, length, offset)
 
     def begin(self, length: int) -> int:
         """
-        Write from the beginning on; remove bytes from ``length`` on.
+        Start to write at the beginning again, and remove existing bytes after the first ``length``.
 
         Returns:
-            how many bytes remain.
+            how many existing bytes remain.
         """
         is_used = self.found_bytes or self.position or self._has_whole_pieces
         self.position = 0
-        if self.part is not None and is_used:  # otherwise it is new, and empty
+        if self.part is not None and is_used:  # otherwise the part is new and empty
             self._cut(length)
             self.found_bytes = os.fstat(self._fd).st_size
         return self.found_bytes
@@ -302,18 +306,18 @@ class PartFile:
             os.ftruncate(self._fd, length)
 
     def flush(self) -> None:
-        """Do nothing, for callers that flush any file: ``write`` does not buffer."""
+        """Do nothing, since ``write`` does not buffer; callers may flush any file object."""
 
     def publish(self, syncs_name: bool = True) -> None:
         """
-        Make the file durable and give it its name; takes as long as the disk does; in any thread.
+        Make the file durable and give it its name. Waits for the disk; may be called in any thread.
 
         Args:
             syncs_name: make the name durable, too; otherwise the caller syncs the directory.
 
         Raises:
-            SinkError: it cannot be written, or a file of that name has appeared meanwhile; the part still
-                exists.
+            SinkError: the file cannot be written, or another file of that name has appeared meanwhile; the
+                part still exists.
         """
         if self._fd < 0:
             return
@@ -334,13 +338,14 @@ class PartFile:
 
     def leave(self) -> str | None:
         """
-        Release the unfinished file; a useful part stays. Does nothing while the file is being published.
+        Close the unfinished file; the part stays if a later writer can resume it. Does nothing while the file
+        is being published.
 
         Returns:
-            the name of the part, if it contains anything to resume.
+            the name of the part, if it stays.
         """
         if self._publishing:
-            return None  # another thread publishes it, and then closes it
+            return None  # the thread that publishes the file also closes it
         if self._fd < 0 or self.part is None:
             self.close()
             return None
@@ -353,14 +358,14 @@ class PartFile:
         return self.part if kept else None
 
     def close(self) -> None:
-        """Release the lock and the file."""
+        """Release the lock, and close the file."""
         fd, self._fd = self._fd, -1
-        with suppress(OSError):  # it may be closed
+        with suppress(OSError):  # the file may already be closed
             os.close(fd)
 
     @property
     def closed(self) -> bool:
-        """Whether it was published, or left."""
+        """Whether the file was published, left or closed."""
         return self._fd < 0
 
     def __enter__(self) -> PartFile:
@@ -381,25 +386,25 @@ class PartFile:
         if self._replace:
             os.replace(part, self._target, **inside)
             return
-        try:  # unless another process has created it meanwhile
+        try:  # fails if another process has created the target meanwhile
             os.link(part, self._target, **inside)
         except FileExistsError:
             raise exists_already(self.path) from None
-        except OSError:  # a file system without hard links
+        except OSError:  # the file system has no hard links
             with suppress(FileNotFoundError):
                 os.lstat(self._target, dir_fd=self._directory)
                 raise exists_already(self.path) from None
             os.rename(part, self._target, **inside)
         else:
-            with suppress(OSError):  # another process may have removed it, or the next writer does
+            with suppress(OSError):  # otherwise the next writer removes it
                 os.unlink(part, dir_fd=self._directory)
 
     def sync(self) -> None:
-        """Sync all bytes, as ``publish`` does; raises ``OSError``."""
+        """Sync all bytes, as ``publish`` does; raise ``OSError`` if that fails."""
         try:
             sync_bytes(self._fd)
         except OSError:
-            self._resume = False  # it may read well, and another sync succeed, with bytes lost
+            self._resume = False  # bytes may be lost, even if reading and a further sync succeed
             raise
 
     def _sync_directory(self) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# Files that only their owner should read (logs, traces, shares), and directories that only their owner may
+# Files that only their owner may read (logs, traces, shares), and directories that only their owner may
 # change.
 
 
@@ -25,19 +25,20 @@ PRIVATE_DIRECTORY = 0o700
 
 def open_private(path: str, flags: int) -> int:
     """
-    Open a file for writing, created for its owner alone if it does not exist; return its descriptor.
+    Open a file for writing, and return its descriptor; a new file is created with permissions for its owner
+    alone.
 
-    A symbolic link is rejected: in a directory where others may write, it may lead anywhere. An existing
-    regular file of this user loses the permissions of others; devices and pipes are not changed.
+    A symbolic link is rejected: in a directory where other users may write, a link may lead anywhere. If a
+    regular file of this user exists, other users lose their permissions; devices and pipes are not changed.
 
     Args:
-        flags: of ``os.open``, without ``O_CREAT``; an existing file is truncated only if they say so.
+        flags: of ``os.open``, without ``O_CREAT``; an existing file is truncated only with ``O_TRUNC``.
 
     Raises:
-        OSError: it cannot be opened, or is a symbolic link.
+        OSError: the file cannot be opened, or is a symbolic link.
     """
     try:
-        with interruptible() if is_pipe(path) else nullcontext():  # it waits for its reader
+        with interruptible() if is_pipe(path) else nullcontext():  # opening waits for a reader
             fd = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         if error.errno == errno.ELOOP and os.path.islink(path):
@@ -53,31 +54,32 @@ def open_private(path: str, flags: int) -> int:
 
 def make_directory(path: Path, mode: int = 0o755) -> None:
     """
-    Create a directory and its parents unless they exist. Whatever the umask allows, only their owner may
-    write to them; otherwise others could replace secrets or shares.
+    Create a directory and its missing parents. Whatever the umask allows, only their owner may write to them;
+    otherwise other users could replace secrets or shares.
 
     Raises:
-        OSError: it cannot be created, or something else has its name.
+        OSError: the directory cannot be created, or a file has its name.
     """
     _make(str(path), mode, 0o755)
 
 
 def make_private(path: str) -> None:
     """
-    Create a directory and its missing parents, all for their owner alone, unless it exists.
+    Create a directory and its missing parents, all accessible to their owner alone; an existing directory is
+    not changed.
 
     Raises:
-        OSError: it cannot be created, or something else has its name.
+        OSError: the directory cannot be created, or a file has its name.
     """
     _make(path, PRIVATE_DIRECTORY, PRIVATE_DIRECTORY)
 
 
 def keep_private(directory: str) -> str | None:
     """
-    Remove the permissions of others from a directory; a missing one is not an error.
+    Remove other users' permissions from a directory; a missing directory is not an error.
 
     Returns:
-        None, or the system's reason why that was not possible.
+        None, or the system's reason why the permissions could not be removed.
     """
     try:
         found = os.stat(directory)
@@ -93,7 +95,7 @@ def keep_private(directory: str) -> str | None:
 
 
 def others_may(directory: str) -> str | None:
-    """Return a directory's mode if it lets in users who are not in its group; else None."""
+    """Return a directory's mode if users outside its group may access the directory; else None."""
     try:
         mode = stat.S_IMODE(os.stat(directory).st_mode)
     except OSError:
@@ -102,7 +104,7 @@ def others_may(directory: str) -> str | None:
 
 
 def _make(path: str, mode: int, mode_above: int) -> None:
-    """Create a directory with a mode, and its missing parents with another one."""
+    """Create a directory with one mode, and its missing parents with another mode."""
     try:
         _make_one(path, mode)
     except FileNotFoundError:
@@ -110,7 +112,7 @@ def _make(path: str, mode: int, mode_above: int) -> None:
         if above in ("", path):
             raise
         _make(above, mode_above, mode_above)
-        _make_one(path, mode)  # may be impossible nevertheless, as below /proc
+        _make_one(path, mode)  # may still fail, as below /proc
 
 
 def _make_one(path: str, mode: int) -> None:
@@ -118,6 +120,6 @@ def _make_one(path: str, mode: int) -> None:
         os.mkdir(path, mode)
     except FileNotFoundError:
         raise
-    except OSError:  # it may exist: a read-only disk reports other errors first
+    except OSError:  # the directory may exist: a read-only disk reports other errors
         if not os.path.isdir(path):
             raise

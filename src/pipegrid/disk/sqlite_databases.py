@@ -1,4 +1,4 @@
-"""SQLite databases that survive a full disk, because no memory is shared through a file."""
+"""SQLite databases that survive a full disk, since they share no memory through a mapped file."""
 
 from __future__ import annotations
 
@@ -6,28 +6,30 @@ import sqlite3
 from pathlib import Path
 
 TIMEOUT_S = 5.0
-"""How long a statement waits for another process."""
+"""How long a statement waits while another process has locked the database."""
 
 
 def open_database(path: str | Path, *, shared: bool = False) -> sqlite3.Connection:
     """
-    Open or create a database; every statement is a transaction, unless one was begun.
+    Open or create a database; every statement is a transaction, unless a transaction was begun.
 
-    SQLite's WAL maps its index, ``NAME-shm``, into memory. On a full disk whose blocks are smaller than a
-    page, the map may have space for a part of a page only, and a process that touches the rest is killed
-    (SIGBUS). So neither mode maps a file:
+    In its WAL mode, SQLite maps the index ``NAME-shm`` into memory. On a full disk whose blocks are smaller
+    than a page, only a part of a mapped page may have disk space, and a process that touches the rest is
+    killed (SIGBUS). So the two modes used map no file:
 
     * one process: WAL with ``locking_mode=EXCLUSIVE``, whose index is in the process's own memory. A commit
-      costs no sync, and committed data survives a crash of the machine.
-    * several processes: a rollback journal without syncs, which would cost more than WAL: after a power cut
-      the database may be damaged, which its user must detect.
+      needs no sync, and committed data survives a crash of the process; a power cut may lose the last
+      commits, but does not damage the database.
+    * several processes: a rollback journal without syncs, since syncs would cost more than WAL. After a power
+      cut the database may be damaged, which its user must detect.
 
     Args:
-        shared: other processes use it at the same time; else they wait ``TIMEOUT_S`` and fail.
+        shared: whether several processes may use the database at the same time; otherwise a second process
+            waits ``TIMEOUT_S`` and fails.
 
     Raises:
         sqlite3.OperationalError: the disk is full or fails, or another process uses the database.
-        sqlite3.DatabaseError: it is damaged.
+        sqlite3.DatabaseError: the database is damaged.
     """
     database = sqlite3.connect(
         path, timeout=TIMEOUT_S, isolation_level=None, check_same_thread=False
@@ -39,7 +41,7 @@ def open_database(path: str | Path, *, shared: bool = False) -> sqlite3.Connecti
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = NORMAL")
             return database
-        if _is_wal(path):  # made by an earlier version; convert it without using the shared index
+        if _is_wal(path):  # an earlier version used WAL; convert it without the mapped index
             database.execute("PRAGMA locking_mode = EXCLUSIVE")
             database.execute("PRAGMA journal_mode = DELETE")
             database.execute("PRAGMA locking_mode = NORMAL")
@@ -56,5 +58,5 @@ def _is_wal(path: str | Path) -> bool:
     try:
         with open(path, "rb") as file:
             return file.read(20)[18:20] == b"\2\2"
-    except OSError:  # the first statement creates it, or SQLite reports the error
+    except OSError:  # missing (SQLite creates the file), or SQLite reports the error
         return False

@@ -1,6 +1,6 @@
 """
-TLS for bulk data, of servers and of Foolscap: Twisted's transport, with less work per record, or Twisted's
-own.
+TLS for bulk data, for storage servers and for Foolscap: Twisted's TLS transport with less work per record, or
+Twisted's own transport where that is impossible.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pipegrid.reactor.tls_settings import BATCH_BYTES, DELIVERY_BYTES, GATHERED_
 
 log = Logger()
 
-_SSL_MODE_ENABLE_PARTIAL_WRITE = 1  # set by pyOpenSSL, without a name for it
-_ENCRYPTED_BYTES = GATHERED_BYTES + RECORD_BYTES // 2  # with TLS's overhead
+_SSL_MODE_ENABLE_PARTIAL_WRITE = 1  # an OpenSSL constant that pyOpenSSL sets but does not name
+_ENCRYPTED_BYTES = GATHERED_BYTES + RECORD_BYTES // 2  # with the bytes that TLS adds
 _NOTHING = memoryview(b"")
 _ffi: Any = getattr(SSL, "_ffi", None)
 _lib: Any = getattr(SSL, "_lib", None)
 if _ffi is not None:
-    # These are filled and emptied within one call, so all connections share them.
+    # These buffers are filled and emptied within one call, so all connections share them.
     _records = _ffi.new("char[]", DELIVERY_BYTES + RECORD_BYTES)
     _encrypted = _ffi.new("char[]", _ENCRYPTED_BYTES)
     _encrypted_view = memoryview(_ffi.buffer(_encrypted))
@@ -39,42 +39,43 @@ class BatchingTLS(BufferingTLSTransport):
     """
     The TLS of one connection; in the reactor's thread only.
 
-    Twisted passes every TLS record, at most 16 KiB, to the protocol separately, and every encrypted one to
-    the transport: at 300 MB/s that is 20 000 passes a second through parsers, spans, hashes and buffers,
-    which cost more than the cipher. Here all records of one read are delivered together, and those of one
-    write are sent together. The bytes on the wire are the same; so are order, errors and the end.
+    Twisted passes every decrypted TLS record, at most 16 KiB, to the protocol separately, and every encrypted
+    record to the transport. At 300 MB/s, 20 000 calls a second pass through parsers, spans, hashes and
+    buffers, and they cost more than the cipher. This class delivers all records of one read together, and
+    sends all records of one write together. The bytes on the wire are the same; so are their order, the
+    errors and the end of the connection.
 
-    Much data is read and written at a time, since a turn of the reactor costs as much as copying 100 KiB;
-    large buffers are encrypted in place (``write_pieces``); one call encrypts several records; and records
-    are decrypted without a new buffer for each. With these, and with disks that start to write early, a put
-    of 100 MB to ten servers on one machine took four fifths of the time. Encrypted data is sent at once if
-    the socket accepts it (``_hand_down``); Twisted would copy, join and send it in the next turn.
+    The class reads and writes much data at a time, since a turn of the reactor costs as much as copying 100
+    KiB. It encrypts large buffers in place (``write_pieces``), encrypts several records in one call, and
+    decrypts records without a new buffer for each. With these changes, and with disks that start to write
+    early, a put of 100 MB to ten servers on one machine took four fifths of the time. Encrypted data is sent
+    at once if the socket accepts it (``_hand_down``); Twisted would copy, join and send it in the next turn.
 
-    It overrides undocumented methods of Twisted (unchanged since 2011), and calls OpenSSL as
-    ``OpenSSL.SSL.Connection`` does. ``is_ours`` first checks that all of these exist. If Twisted stopped
-    calling a method, a test would fail.
+    The class overrides undocumented methods of Twisted (unchanged since 2011), and calls OpenSSL as
+    ``OpenSSL.SSL.Connection`` does. ``is_ours`` first checks that all these methods exist. If Twisted stopped
+    calling one of them, a test would fail.
     """
 
     _outlet: Outlet | None = None
-    _gathered_bytes = 0  # of this connection, in the shared buffer, within one call
+    _gathered_bytes = 0  # bytes of this connection in the shared buffer; 0 between calls
     _gathering = False
 
     def makeConnection(self, transport: Any) -> None:
-        """Find the socket, then start."""
+        """Find the socket below the transport, then start TLS."""
         self.find_socket(transport)
         super().makeConnection(transport)
 
     def find_socket(self, transport: Any) -> None:
         """
-        Send on a Twisted socket directly, unless layers between need to see the data.
+        Send on Twisted's socket directly, unless a layer between TLS and the socket needs to see the data.
 
-        And write large data without joining it with waiting data (``write`` is an attribute in Twisted).
+        Also make ``write``, an attribute in Twisted, write large data without joining it with waiting data.
         """
         self._outlet = Outlet(socket_of(transport))
         self.write = self._write_bytes  # type: ignore[method-assign]
 
     def dataReceived(self, data: bytes) -> None:
-        """Accept input, of any length; OpenSSL gets it in pieces."""
+        """Accept encrypted input of any length; OpenSSL gets it in pieces."""
         view = memoryview(data)
         while view and not self._handshakeDone:
             BufferingTLSTransport.dataReceived(self, view[:BATCH_BYTES])
@@ -85,7 +86,9 @@ class BatchingTLS(BufferingTLSTransport):
             self._flushReceiveBIO(view)
 
     def _flushReceiveBIO(self, encrypted: memoryview = _NOTHING) -> None:
-        """Deliver, in one piece, all that can be decrypted from these bytes and those that OpenSSL has."""
+        """
+        Decrypt these bytes and the bytes that OpenSSL still has; deliver the complete records in one piece.
+        """
         received: list[bytes] = []
         ended, failure = False, None
         try:
@@ -104,7 +107,10 @@ class BatchingTLS(BufferingTLSTransport):
         self._flushSendBIO()
 
     def _decrypt(self, encrypted: memoryview, received: list[bytes]) -> None:
-        """Append the complete records. Raises what ``Connection.recv`` does, except WantReadError."""
+        """
+        Append the decrypted bytes of all complete records. Raises what ``Connection.recv`` raises, except
+        WantReadError.
+        """
         connection: Any = self._tlsConnection
         ssl, size, read = connection._ssl, 0, _lib.SSL_read
         try:
@@ -116,7 +122,7 @@ class BatchingTLS(BufferingTLSTransport):
                         if taken <= 0:
                             raise MemoryError("OpenSSL cannot hold what was received")
                         start, left = start + taken, left - taken
-                    # While one more record of any size fits.
+                    # Repeat while the buffer has space for one more record of any size.
                     while (got := read(ssl, _records + size, RECORD_BYTES)) > 0:
                         size += got
                         if size > DELIVERY_BYTES:
@@ -131,12 +137,12 @@ class BatchingTLS(BufferingTLSTransport):
                 received.append(_ffi.buffer(_records, size)[:])
 
     def _flushSendBIO(self) -> None:
-        """Send all that was encrypted."""
+        """Send all encrypted data."""
         self._gather()
         self._hand_down()
 
     def _gather(self) -> None:
-        """Append encrypted data to what will be sent with it."""
+        """Append OpenSSL's encrypted data to the data that will be sent together."""
         bio, read = self._tlsConnection._from_ssl, _lib.BIO_read
         while True:
             space = _ENCRYPTED_BYTES - self._gathered_bytes
@@ -144,12 +150,12 @@ class BatchingTLS(BufferingTLSTransport):
             if size <= 0:
                 return
             self._gathered_bytes += size
-            if size < space:  # that was all
+            if size < space:  # OpenSSL has no more encrypted data
                 return
             self._hand_down()
 
     def _hand_down(self) -> None:
-        """Send what was collected, or let the transport keep and send it; it is not kept here."""
+        """Send the collected data; what the socket does not accept, the transport keeps and sends."""
         if not self._gathered_bytes:
             return
         encrypted = _encrypted_view[: self._gathered_bytes]
@@ -161,14 +167,14 @@ class BatchingTLS(BufferingTLSTransport):
             self._outlet.send(encrypted, self.transport)
 
     def _write_bytes(self, data: bytes) -> None:
-        """Write bytes; a few of them are collected until the end of the turn, as in Twisted."""
+        """Write bytes; short writes are collected until the end of the turn, as in Twisted."""
         if len(data) < RECORD_BYTES:
             self._aggregator.write(data)
         else:
             self.write_pieces((data,))
 
     def write_pieces(self, pieces: Iterable[Buffer]) -> None:
-        """Write consecutive buffers, as ``writeSequence`` does; they are not kept."""
+        """Write consecutive buffers, as ``writeSequence`` does; no reference to the buffers is kept."""
         small: list[Buffer] = []
         self._gathering = True
         try:
@@ -188,7 +194,7 @@ class BatchingTLS(BufferingTLSTransport):
             self._aggregator.write(b"".join(small))
 
     def _write(self, data: Buffer) -> None:
-        """Encrypt data, and send it in few pieces, unless more is being collected."""
+        """Encrypt data, and send it in few pieces, unless further data is being collected."""
         if self._lostTLSConnection:
             return
         connection: Any = self._tlsConnection
@@ -203,7 +209,7 @@ class BatchingTLS(BufferingTLSTransport):
                             connection._raise_ssl_error(ssl, written)
                         sent += written
                     self._gather()
-        except WantReadError:  # a handshake is in progress, and needs its data sent now
+        except WantReadError:  # a handshake is in progress, and its data must be sent now
             self._flushSendBIO()
             self._bufferedWrite(bytes(memoryview(data)[sent:]))
         except Error:
@@ -231,9 +237,9 @@ _METHODS = (
 
 def take_over(tls: BufferingTLSTransport) -> None:
     """
-    Make one connection's TLS, which Twisted has created and started, use these methods from now on.
+    Make a connection's TLS, which Twisted has created and started, use these methods from now on.
 
-    Its class does not change: it gets the methods as attributes.
+    Its class does not change: the object gets the methods as attributes.
     """
     for name in _METHODS:
         setattr(tls, name, MethodType(getattr(BatchingTLS, name), tls))
@@ -243,12 +249,14 @@ def take_over(tls: BufferingTLSTransport) -> None:
 
 
 class BatchingTLSFactory(TLSMemoryBIOFactory):
-    """Adds ``BatchingTLS`` to connections; called as its base is."""
+    """
+    A factory that adds ``BatchingTLS`` to connections; its arguments are those of ``TLSMemoryBIOFactory``.
+    """
 
     protocol = BatchingTLS
 
 
-# The private names that are needed; without them Twisted's own TLS is used.
+# The private names that ``BatchingTLS`` needs; if one is missing, Twisted's own TLS is used.
 
 FUNCTIONS = {
     "SSL_read": "int(*)(SSL *, void *, int)",
@@ -261,7 +269,7 @@ FUNCTIONS = {
 FIELDS = {"_ssl": "SSL *", "_into_ssl": "BIO *", "_from_ssl": "BIO *"}
 """Private fields of pyOpenSSL's connections."""
 CALLED = ("_raise_ssl_error",)
-"""Private methods of the same."""
+"""Private methods of pyOpenSSL's connections."""
 TWISTED = {
     "_bufferedWrite": 1,
     "_flushReceiveBIO": 0,
@@ -271,7 +279,7 @@ TWISTED = {
     "_unbufferPendingWrites": 0,
     "_write": 1,
 }
-"""Methods of Twisted's TLS that ours overrides or calls, each with its number of arguments."""
+"""Methods of Twisted's TLS that ``BatchingTLS`` overrides or calls, each with its number of arguments."""
 STATE = {
     "_aborted": "bool",
     "_aggregator": "_AggregateSmallWrites",
@@ -280,15 +288,16 @@ STATE = {
     "_lostTLSConnection": "bool",
     "_tlsConnection": "Connection",
 }
-"""Fields of a Twisted TLS connection that has begun its handshake, each with the name of its type."""
+"""Fields of a Twisted TLS connection whose handshake has begun, each with the name of its type."""
 
 
 def what_is_missing() -> str | None:
     """
-    Return the first name that is missing, or of a wrong type for ``BatchingTLS``; None if all are right.
+    Return the first name that is missing or has a wrong type for ``BatchingTLS``; None if all names are
+    right.
 
-    Another release of pyOpenSSL or Twisted may rename them, or change their meaning. Then Twisted's own TLS
-    is used, which takes more CPU time, and a line is logged.
+    Another release of pyOpenSSL or Twisted may rename these functions, methods and fields, or change their
+    meaning. Then Twisted's own TLS is used, which takes more CPU time, and a line is logged.
     """
     from OpenSSL import SSL
     from twisted.protocols import tls
@@ -330,7 +339,8 @@ def _takes(method: Any, arguments: int) -> bool:
 
 def _begun() -> object:
     """
-    Return Twisted's TLS of a client without a transport, with its handshake begun; None if that fails.
+    Return Twisted's TLS of a client without a transport, after the start of its handshake; None if the
+    handshake cannot start.
     """
     from OpenSSL import SSL
     from twisted.internet.interfaces import IOpenSSLClientConnectionCreator
@@ -376,7 +386,7 @@ def _kind(ffi: Any, value: object) -> str | None:
 
 @lru_cache(maxsize=1)
 def is_ours() -> bool:
-    """Return whether ``BatchingTLS`` can be used; checked once, and logged if not."""
+    """Return whether ``BatchingTLS`` can be used; this is checked once, and a failed check is logged."""
     missing = what_is_missing()
     if missing is None:
         return True
@@ -390,7 +400,8 @@ def is_ours() -> bool:
 
 def tls_factory(contexts: Any, is_client: bool, wrapped: Any, clock: Any) -> Any:
     """
-    Return a factory that adds TLS to connections, with the arguments of Twisted's ``TLSMemoryBIOFactory``.
+    Return a factory that adds TLS to connections; the arguments are those of Twisted's
+    ``TLSMemoryBIOFactory``.
     """
     kind = BatchingTLSFactory if is_ours() else TLSMemoryBIOFactory
     return kind(contexts, is_client, wrapped, clock)
@@ -408,7 +419,7 @@ def upgrade_started_tls(transport: Any) -> None:
     """
     Make TLS that was started on a TCP connection (``startTLS``, as Foolscap does) use ``BatchingTLS``.
 
-    Does nothing if Twisted's layers are other ones, or ``BatchingTLS`` cannot be used.
+    Does nothing if ``BatchingTLS`` cannot be used, or if Twisted has put other layers on the connection.
     """
     layer = getattr(transport, "protocol", None)
     if type(layer) is BufferingTLSTransport and is_ours():

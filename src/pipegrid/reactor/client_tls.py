@@ -1,6 +1,6 @@
 """
-TLS of clients, with Python's ``ssl`` over memory, which starts faster than Twisted's; also over
-preconnected sockets.
+TLS of clients, by Python's ``ssl`` module with memory buffers, which starts faster than Twisted's TLS;
+preconnected sockets can be used, too.
 """
 
 from __future__ import annotations
@@ -30,55 +30,62 @@ from pipegrid.reactor.preconnect import HostPort, Preconnected, Preconnector, ha
 from pipegrid.reactor.tcp_transport import Buffer, Outlet, socket_of
 from pipegrid.reactor.tls_settings import BATCH_BYTES, GATHERED_BYTES, RECORD_BYTES
 
-# Importing pyOpenSSL and ``cryptography``'s X.509 takes a tenth of the CPU time of a ``put`` of a small
-# file. A client of storage servers needs only the handshake, one check of the certificate, and records. As
-# in ``bulk_tls``, all records of one read are delivered together, those of one write are sent together
-# and at once, and large buffers are encrypted in place.
+# Importing pyOpenSSL and ``cryptography``'s X.509 takes a tenth of the CPU time of a ``put`` of a small file.
+# A client of storage servers needs only the handshake, one check of the certificate, and records. As in
+# ``bulk_tls``, all records of one read are delivered together, all records of one write are sent together and
+# at once, and large buffers are encrypted in place.
 
 log = Logger()
 
 CheckCertificate = Callable[[bytes], Exception | None]
-"""Called with the server's certificate, DER; returns what is wrong with it, or None."""
+"""
+A function that gets the server's certificate (DER) and returns the error to raise, or None if the certificate
+is right.
+"""
 
 _PORTION_BYTES = 2 * RECORD_BYTES
-"""How much is encrypted in one call: copying is cheap within the CPU's cache."""
+"""How much is encrypted in one call: little enough to stay in the CPU's cache, where copying is cheap."""
 
 _DELIVERY_BYTES = 8 * BATCH_BYTES
-"""How much is decrypted before it is copied: as much as one read of a client, so that nothing is joined."""
+"""
+The most bytes that are decrypted before they are copied: as many as a client reads at once, so that the
+pieces need no joining.
+"""
 
-# It is filled and emptied within one call, so all connections share it.
+# The buffer is filled and emptied within one call, so all connections share it.
 _records = memoryview(bytearray(_DELIVERY_BYTES + RECORD_BYTES))
 
 
 class TlsFailed(ConnectionError):
-    """TLS has failed; the text says why."""
+    """TLS has failed; the text of the error says why."""
 
 
 @implementer(INegotiated)
 class ClientTLS(Protocol):
     """
-    The TLS of one connection: the protocol of a transport, and the transport of a protocol. Its states:
+    The TLS of one connection: it is the protocol of a TCP transport, and the transport of another protocol.
+    Its states:
 
-    * handshaking: written data waits. When the handshake is complete, and before its last bytes are sent,
-      the certificate is checked; if it is wrong nothing more is sent.
+    * handshaking: written data waits. When the handshake is complete, but before its last bytes are sent,
+      the certificate is checked; if the certificate is wrong, nothing more is sent.
     * open: data is sent and received.
     * closing: ``loseConnection`` was called, and a producer still writes.
-    * said: close_notify was sent, and the transport closes after it. The peer's close_notify is not
-      awaited, which would take a round trip: a client closes when all is answered.
-    * lost: nothing is delivered or sent: after the peer's close_notify, an error, an abort, or the
-      transport's end.
+    * notified: close_notify was sent, and the transport closes afterwards. The peer's close_notify is not
+      awaited, since that would take a round trip: a client closes after all its requests are answered.
+    * lost: after the peer's close_notify, an error, an abort, or the transport's end. Nothing is delivered
+      or sent.
 
-    After close_notify from either side, the protocol gets the transport's reason. Without one it gets
-    ``ConnectionLost``, since an attacker could truncate the data. After an error of TLS it gets
-    ``TlsFailed``, and after a wrong certificate the error of the check. Renegotiation is rejected, since
-    the certificate is checked once; TLS 1.3 has none.
+    After close_notify from either side, the protocol's ``connectionLost`` gets the transport's reason.
+    Without a close_notify it gets ``ConnectionLost``, since an attacker could have truncated the data.
+    After an error of TLS it gets ``TlsFailed``, and after a wrong certificate the error of the check.
+    Renegotiation is rejected, since the certificate is checked only once; TLS 1.3 has no renegotiation.
 
     Args:
-        begun: the preconnected connection, if any; its certificate was not checked.
+        begun: the preconnected connection, if any; its certificate has not been checked yet.
 
     Attributes:
         wrappedProtocol: the protocol over TLS.
-        disconnecting: no more may be written.
+        disconnecting: whether no more may be written.
     """
 
     transport: Any
@@ -100,9 +107,9 @@ class ClientTLS(Protocol):
         self._handshaking = True
         self._lost = False
         self._aborted = False
-        self._close_notified = False  # by either side
+        self._close_notified = False  # whether either side has sent close_notify
         self._reason: Failure | None = None
-        self._waiting: list[bytes] = []  # written before the handshake was complete
+        self._waiting: list[bytes] = []  # data written before the handshake was complete
         self._producer: Any = None
         self._pulling: Any = None
         self._outlet = Outlet(None)
@@ -119,11 +126,13 @@ class ClientTLS(Protocol):
 
     @property
     def negotiatedProtocol(self) -> bytes | None:
-        """The protocol that ALPN has selected; None if none, or not yet."""
+        """
+        The protocol that ALPN has selected; None if ALPN has selected none, or the handshake is not complete.
+        """
         name = None if self._tls is None else self._tls.selected_alpn_protocol()
         return None if name is None else name.encode("ascii")
 
-    # From the transport.
+    # Methods that the transport calls.
 
     def makeConnection(self, transport: Any) -> None:
         """Give the protocol its transport, then start the handshake."""
@@ -134,12 +143,12 @@ class ClientTLS(Protocol):
         self.wrappedProtocol.makeConnection(self)
         if not self._lost:
             self._shake_hands()
-            if not self._handshaking and not self._lost:  # it was preconnected
+            if not self._handshaking and not self._lost:  # a preconnected connection
                 self._deliver(memoryview(b""))
             self._flush()
 
     def dataReceived(self, data: bytes) -> None:
-        """Accept input, of any length; OpenSSL gets it in pieces."""
+        """Accept encrypted input of any length; OpenSSL gets it in pieces."""
         view = memoryview(data)
         while self._handshaking and view and not self._lost:
             self._received.write(view[:BATCH_BYTES])
@@ -150,7 +159,7 @@ class ClientTLS(Protocol):
         self._flush()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """Pass the reason of the end to the protocol."""
+        """Notify the protocol that the connection has ended, and why."""
         if not self._lost and not self._close_notified and reason.check(ConnectionDone):
             reason = Failure(ConnectionLost("it ended without TLS's close_notify"))
         self._lost = self._aborted = True
@@ -192,7 +201,9 @@ class ClientTLS(Protocol):
     # Receiving.
 
     def _deliver(self, encrypted: memoryview) -> None:
-        """Deliver, in one piece, all that can be decrypted from these bytes and those that OpenSSL has."""
+        """
+        Decrypt these bytes and the bytes that OpenSSL still has; deliver the complete records in one piece.
+        """
         received: list[bytes] = []
         close_notify, failure = False, None
         try:
@@ -211,7 +222,9 @@ class ClientTLS(Protocol):
             self._send_close_notify()
 
     def _decrypt(self, encrypted: memoryview, received: list[bytes]) -> bool:
-        """Append the complete records; returns whether the peer has sent close_notify."""
+        """
+        Append the decrypted bytes of all complete records; return whether the peer has sent close_notify.
+        """
         tls, bio, size = self._tls, self._received, 0
         assert tls is not None
         try:
@@ -220,7 +233,7 @@ class ClientTLS(Protocol):
                     bio.write(encrypted[:BATCH_BYTES])
                     encrypted = encrypted[BATCH_BYTES:]
                 try:
-                    # While one more record of any size fits.
+                    # Repeat while the buffer has space for one more record of any size.
                     while bio.pending:
                         got = tls.read(RECORD_BYTES, _records[size:])
                         if not got:
@@ -242,7 +255,7 @@ class ClientTLS(Protocol):
     # Sending.
 
     def write(self, data: Buffer) -> None:
-        """Encrypt bytes and send them; they are not kept."""
+        """Encrypt bytes and send them; no reference to the buffer is kept."""
         self.write_pieces((data,))
 
     def writeSequence(self, iovec: Iterable[Buffer]) -> None:
@@ -250,7 +263,7 @@ class ClientTLS(Protocol):
         self.write_pieces(iovec)
 
     def write_pieces(self, pieces: Iterable[Buffer]) -> None:
-        """Write consecutive buffers, in few records; they are not kept."""
+        """Write consecutive buffers, in few records; no reference to the buffers is kept."""
         if self._lost or (self.disconnecting and self._producer is None):
             return
         if self._handshaking:
@@ -262,7 +275,7 @@ class ClientTLS(Protocol):
         size = 0
         for piece in tuple(
             pieces
-        ):  # a tuple, since making the pieces may write to another connection
+        ):  # a tuple, since an iterator that makes the pieces may write to another connection
             if not joined and len(piece) >= RECORD_BYTES:
                 self._encrypt(piece)
                 continue
@@ -276,7 +289,7 @@ class ClientTLS(Protocol):
         self._flush()
 
     def _encrypt(self, data: Buffer) -> None:
-        """Encrypt data, which OpenSSL collects; it is sent by ``_flush``, or as soon as there is enough."""
+        """Encrypt data; OpenSSL collects it until ``_flush`` or until ``GATHERED_BYTES`` are pending."""
         view = memoryview(data)
         try:
             while view and not self._lost:
@@ -288,7 +301,7 @@ class ClientTLS(Protocol):
             self._fail(_failed(error))
 
     def _flush(self) -> None:
-        """Send all that was encrypted."""
+        """Send all encrypted data."""
         encrypted = self._encrypted.read()
         if encrypted and not self._aborted:
             self._outlet.send(memoryview(encrypted), self.transport)
@@ -306,7 +319,7 @@ class ClientTLS(Protocol):
             self._pulling.startStreaming()
 
     def unregisterProducer(self) -> None:
-        """The producer has written all; close, if that was requested."""
+        """Forget the producer, which has written all; close if ``loseConnection`` was called meanwhile."""
         if self._producer is None:
             return
         pulling, self._pulling = self._pulling, None
@@ -320,7 +333,10 @@ class ClientTLS(Protocol):
     # Ends.
 
     def loseConnection(self) -> None:
-        """Close after all written data; at once if there is none, and the handshake is not complete."""
+        """
+        Close after all written data has been sent; at once if none was written and the handshake is not
+        complete.
+        """
         if self.disconnecting or self._lost:
             return
         self.disconnecting = True
@@ -330,13 +346,13 @@ class ClientTLS(Protocol):
             self._send_close_notify()
 
     def abortConnection(self) -> None:
-        """Close now, whatever is unsent; nothing more is delivered."""
+        """Close now and drop unsent data; nothing more is delivered."""
         self.disconnecting = self._lost = self._aborted = True
         if self.transport is not None:
             getattr(self.transport, "abortConnection", self.transport.loseConnection)()
 
     def _send_close_notify(self) -> None:
-        """Send close_notify, as the first or as the answer, and close."""
+        """Send close_notify, whether or not the peer has sent one, and close."""
         self._close_notified = self.disconnecting = True
         if self._lost:
             return
@@ -345,12 +361,12 @@ class ClientTLS(Protocol):
             assert self._tls is not None
             self._tls.unwrap()
         except (OSError, ValueError):
-            pass  # the peer has not sent close_notify: see the class
+            pass  # expected: the peer's close_notify is not awaited
         self._flush()
-        self.transport.loseConnection()  # after its unsent data
+        self.transport.loseConnection()  # the transport first sends its remaining data
 
     def _fail(self, error: Exception) -> None:
-        """End with an error, which the peer gets as an alert if TLS has one for it."""
+        """Close the connection because of an error; the peer gets an alert if TLS has one for the error."""
         self._lost = True
         self._reason = Failure(error)
         self._flush()
@@ -360,7 +376,7 @@ class ClientTLS(Protocol):
 
 @implementer(IPushProducer)
 class _Pulling:
-    """Adapts a pull producer to a push producer that writes until it is paused."""
+    """Adapts a pull producer to a push producer, which writes until it is paused."""
 
     def __init__(self, producer: Any, consumer: ClientTLS) -> None:
         self._producer = producer
@@ -368,11 +384,11 @@ class _Pulling:
         self._task: Any = None
 
     def startStreaming(self) -> None:
-        """Ask for one piece in each turn of the reactor."""
+        """Ask the producer for one piece in each turn of the reactor."""
         self._task = cooperate(self._pieces())
 
     def stopStreaming(self) -> None:
-        """Stop asking; a second call has no effect."""
+        """Stop asking the producer; a second call has no effect."""
         with suppress(TaskFinished):
             self._task.stop()
 
@@ -383,7 +399,7 @@ class _Pulling:
         self._task.resume()
 
     def stopProducing(self) -> None:
-        """Stop asking, and notify the producer."""
+        """Stop asking the producer, and notify it."""
         self.stopStreaming()
         self._producer.stopProducing()
 
@@ -399,29 +415,29 @@ class _Pulling:
 
 
 def _failed(error: Exception) -> Exception:
-    """Return the error to report for one of OpenSSL."""
+    """Return the error to report in place of an OpenSSL error."""
     if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
         return ConnectionLost("it ended without TLS's close_notify")
     reason = (getattr(error, "reason", None) or str(error)).replace("_", " ").lower()
-    if reason == "wrong version number":  # OpenSSL's error for plain HTML
+    if reason == "wrong version number":  # the other end speaks HTTP without TLS
         reason = "the other end does not speak TLS, as in networks that require a login in the browser first"
     failed = TlsFailed(f"TLS failed: {reason}")
     failed.__cause__ = error
     return failed
 
 
-# Client TLS around endpoints.
+# Endpoints that add client TLS to TCP connections.
 
 
 class ClientTLSFactory(Factory):
     """
-    Adds TLS to the connections of another factory.
+    A factory that adds TLS to the connections of another factory.
 
     Args:
-        begun: the only connection, if it was preconnected.
+        begun: the preconnected connection, if any; then the factory makes no other one.
 
     Attributes:
-        built: the last protocol; None: the other factory returned none.
+        built: the last protocol made; None if the wrapped factory returned none.
     """
 
     noisy = False
@@ -456,12 +472,12 @@ class ClientTLSFactory(Factory):
 @implementer(IStreamClientEndpoint)
 class ClientTLSEndpoint:
     """
-    TLS around an endpoint, as ``twisted.internet.endpoints.wrapClientTLS`` does with Twisted's.
+    TLS around an endpoint, as ``twisted.internet.endpoints.wrapClientTLS`` does with Twisted's TLS.
 
     Args:
         context: see ``client_context``.
-        check: of each connection's certificate; its error reaches ``connectionLost``.
-        endpoint: for the TCP connection.
+        check: checks the certificate of each connection; its error reaches ``connectionLost``.
+        endpoint: makes the TCP connection.
     """
 
     def __init__(
@@ -472,23 +488,23 @@ class ClientTLSEndpoint:
         self._endpoint = endpoint
 
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
-        """Connect; fires with the protocol over TLS, whose handshake continues."""
+        """Connect; fires with the protocol over TLS while its handshake continues."""
         factory: Any = ClientTLSFactory(self._context, self._check, protocolFactory)
         connecting: Deferred[Any] = self._endpoint.connect(factory)
         return connecting.addCallback(lambda tls: tls.wrappedProtocol)
 
 
-# Preconnected connections, passed to the reactor.
+# Preconnected connections, which the reactor adopts.
 
 
 @implementer(IStreamClientEndpoint)
 class PreconnectedEndpoint:
     """
-    TLS as from ``ClientTLSEndpoint``, over a preconnected connection if there is one.
+    TLS as from ``ClientTLSEndpoint``, over a preconnected connection if one exists.
 
     Args:
-        reactor: gets the connection.
-        address: of the connection.
+        reactor: adopts the preconnected connection.
+        address: of the preconnected connection.
         context, check, endpoint: as for ``ClientTLSEndpoint``.
     """
 
@@ -509,7 +525,7 @@ class PreconnectedEndpoint:
         self._otherwise = ClientTLSEndpoint(context, check, endpoint)
 
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
-        """Connect; fires with the protocol over TLS. May be cancelled."""
+        """Connect; fires with the protocol over TLS. The Deferred may be cancelled."""
         return Deferred.fromCoroutine(self._connect(protocolFactory))
 
     async def _connect(self, factory: IProtocolFactory) -> IProtocol:
@@ -518,16 +534,16 @@ class PreconnectedEndpoint:
         def arrived(begun: Preconnected | None) -> None:
             if not waiting.called:
                 waiting.callback(begun)
-            elif begun is not None:  # it was cancelled
+            elif begun is not None:  # the Deferred was cancelled
                 begun.socket.close()
 
         def ready(begun: Preconnected | None) -> None:
-            """Continue in the reactor's thread, from any thread."""
+            """Pass the connection from any thread to the reactor's thread."""
             self.reactor.callFromThread(arrived, begun)
 
         begun = await waiting if self._ahead.take(self._address, ready) else None
         if begun is not None:
-            with suppress(Exception):  # connecting again will report what is wrong
+            with suppress(Exception):  # the endpoint connects again, and reports what is wrong
                 return self._adopt(begun, factory)
         return await self._otherwise.connect(factory)
 
@@ -536,11 +552,11 @@ class PreconnectedEndpoint:
         Return the protocol over a preconnected connection.
 
         Raises:
-            OSError: it is lost already, or it is not wanted any more.
+            OSError: the connection is already lost, or no protocol was made for it.
             Exception: an error of the protocol or its factory; the connection has been closed.
         """
         tls = ClientTLSFactory(self._context, self._check, factory, begun)
-        with begun.socket as socket:  # the reactor has its own descriptor
+        with begun.socket as socket:  # the reactor has duplicated the descriptor
             try:
                 self.reactor.adoptStreamConnection(socket.fileno(), socket.family, tls)
             except Exception:

@@ -1,11 +1,11 @@
 """
 How connections may be made: directly, through a SOCKS5 proxy, through Tor, or not at all.
 
-Everything that connects to a server takes a ``ConnectionPolicy``, and asks it for the way to each host. A
-policy decides and does nothing: ``tcp_socks5_endpoints.endpoint_through`` connects. A host without a way is
-refused, never connected to directly instead.
+All code that connects to a server takes a ``ConnectionPolicy``, and asks the policy for the way to each host.
+A policy only decides: ``tcp_socks5_endpoints.endpoint_through`` connects. A host without a way is refused; it
+is never connected to directly instead.
 
-This module imports neither Twisted nor sockets, for callers that must start fast.
+This module imports neither Twisted nor sockets, since some callers must start fast.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipegrid.errors import UsageError
 
 
 def is_overlay_name(host: str) -> bool:
-    """Return whether only Tor or I2P resolve a name: a DNS query would reveal it (RFC 7686)."""
+    """Return whether only Tor or I2P can resolve a name: a DNS query would reveal the name (RFC 7686)."""
     return host.lower().rstrip(".").endswith((".onion", ".i2p"))
 
 
@@ -32,9 +32,9 @@ class ProxyAddress(NamedTuple):
     Where a proxy listens.
 
     Attributes:
-        host: an IPv4 or IPv6 address, never a name: looking it up would bypass the proxy.
+        host: an IPv4 or IPv6 address, never a name: the lookup of a name would bypass the proxy.
         port: 1 to 65535.
-        path: of a socket in the file system, instead of host and port.
+        path: of a Unix-domain socket, which replaces host and port.
     """
 
     host: str
@@ -48,7 +48,7 @@ class ProxyAddress(NamedTuple):
 
 
 Find = Callable[[Any], Awaitable["tuple[ProxyAddress, ...]"]]
-"""A function of the reactor that finds out where a proxy listens; it may raise ConnectionError."""
+"""A function that takes the reactor and finds out where a proxy listens; it may raise ConnectionError."""
 
 
 class ProxyWay(NamedTuple):
@@ -56,13 +56,14 @@ class ProxyWay(NamedTuple):
     A SOCKS5 proxy, which also looks up names.
 
     Attributes:
-        name: for errors, such as ``Tor``.
-        addresses: where it listens, or may listen; tried in this order.
-        isolates: whether connections to different hosts have different user names: Tor then uses different
-            circuits for them.
-        username, password: for the proxy; empty if it wants none.
-        find: finds its addresses, if ``addresses`` is empty.
-        starts: whether ``find`` starts it first, which takes longer than a connection may.
+        name: the proxy's name in errors, such as ``Tor``.
+        addresses: where the proxy may listen; tried in this order.
+        isolates: whether each host gets a different user name, so that Tor uses different circuits for
+            different hosts.
+        username, password: for the proxy; empty if the proxy requires none.
+        find: finds the addresses of the proxy, if ``addresses`` is empty.
+        starts: whether ``find`` first starts the proxy, which may take longer than the time limit of a
+            connection.
     """
 
     name: str
@@ -75,15 +76,15 @@ class ProxyWay(NamedTuple):
 
 
 class DirectWay(NamedTuple):
-    """A connection without a proxy, which reveals this machine's address, and looks up names."""
+    """A connection without a proxy; the connection and its DNS queries reveal this machine's address."""
 
 
 class RefusedWay(NamedTuple):
     """
-    No connection.
+    No connection is permitted.
 
     Attributes:
-        reason: a clause for an error.
+        reason: a clause for the error message.
     """
 
     reason: str
@@ -92,11 +93,11 @@ class RefusedWay(NamedTuple):
 Way = DirectWay | ProxyWay | RefusedWay
 
 TOR_PORTS = (9050, 9150)
-"""Where Tor usually listens, alone and in Tor Browser."""
+"""The usual SOCKS ports of the Tor service and of Tor Browser."""
 
 
 def usual_tor() -> ProxyWay:
-    """Return the Tor of this machine, as it listens if it is not configured."""
+    """Return the proxy of a Tor on this machine that listens on its usual ports."""
     return ProxyWay("Tor", tuple(ProxyAddress("127.0.0.1", port) for port in TOR_PORTS), True)
 
 
@@ -105,8 +106,8 @@ class ConnectionPolicy(NamedTuple):
     The way to each host.
 
     Attributes:
-        tcp: to hosts of the internet.
-        tor: to onion services, and to hosts that are said to be reached through Tor.
+        tcp: the way to hosts of the internet.
+        tor: the way to onion services, and to hosts whose address asks for Tor.
         hides_address: whether this machine's address must not be revealed (``reveal-IP-address = false``).
     """
 
@@ -116,7 +117,10 @@ class ConnectionPolicy(NamedTuple):
 
     @property
     def starting(self) -> Find | None:
-        """What must be awaited before the first connection: it starts a proxy; None: nothing."""
+        """
+        A function that starts a proxy and must be awaited before the first connection; None if no proxy must
+        be started.
+        """
         for way in (self.tcp, self.tor):
             if isinstance(way, ProxyWay) and way.starts:
                 return way.find
@@ -124,7 +128,7 @@ class ConnectionPolicy(NamedTuple):
 
     @property
     def is_direct(self) -> bool:
-        """Whether hosts of the internet are connected to directly."""
+        """Whether hosts of the internet are connected to without a proxy."""
         return isinstance(self.tcp, DirectWay)
 
     def way_to(self, host: str, through_tor: bool = False) -> Way:
@@ -133,18 +137,18 @@ class ConnectionPolicy(NamedTuple):
 
         Args:
             host: a name or an address.
-            through_tor: its address says that it is reached through Tor, as in a ``tor:`` hint.
+            through_tor: whether the host's address asks for Tor, as a ``tor:`` hint does.
         """
         name = host.lower().rstrip(".")
         if name.endswith(".i2p"):
             return RefusedWay("it is an I2P service, and I2P is not supported")
-        # Only Tor resolves such a name; a DNS query would reveal it (RFC 7686).
+        # Only Tor resolves onion names; a DNS query would reveal the name (RFC 7686).
         if through_tor or name.endswith(".onion"):
             return RefusedWay("Tor is not used") if isinstance(self.tor, DirectWay) else self.tor
         return self.tcp
 
     def is_direct_to(self, host: str, _port: int = 0, through_tor: bool = False) -> bool:
-        """Return whether a host is connected to without a proxy."""
+        """Return whether connections to a host use no proxy."""
         return isinstance(self.way_to(host, through_tor), DirectWay)
 
     def permits(self, host: str, through_tor: bool = False) -> bool:
@@ -153,12 +157,14 @@ class ConnectionPolicy(NamedTuple):
 
 
 DIRECT_CONNECTIONS = ConnectionPolicy(DirectWay(), usual_tor())
-"""Without any setting: as Tahoe-LAFS, onion services are reached through the usual Tor."""
+"""
+The policy without any setting: as in Tahoe-LAFS, onion services are reached through a Tor on its usual ports.
+"""
 
 NO_CONNECTIONS = ConnectionPolicy(
     RefusedWay("no connections are made"), RefusedWay("no connections are made")
 )
-"""For work on this machine alone."""
+"""The policy for work on this machine alone."""
 
 _ENDPOINT = re.compile(
     r"(?:tcp:)?(?:host=)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?:port=)?(?P<port>[0-9]{1,5})\Z"
@@ -173,7 +179,8 @@ def parse_proxy_address(text: str) -> ProxyAddress:
     ``unix:/PATH``.
 
     Raises:
-        ValueError: it is none of these, or names a host; the text is a clause for an error.
+        ValueError: the text has none of these forms, or its host is a name; the message is a clause for an
+            error.
     """
     if (found := _UNIX.match(text)) is not None:
         return ProxyAddress("", 0, found["path"])

@@ -1,4 +1,6 @@
-"""Deferreds, timers and wake-ups: gathering, time limits, cancellation, and sets of pending requests."""
+"""
+Helpers for Deferreds: gathering, cancellation, time limits, timers, wake-ups, and sets of pending requests.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.errors import UsageError
 
-# Starting work, and waiting for several Deferreds without leaving any running.
+# Starting coroutines, and waiting for several Deferreds so that none is left running.
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,7 +38,9 @@ def notify_deferred(function: Callable[..., Any]) -> None:
 
 
 def as_deferred(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Deferred[T]]:
-    """Make a coroutine function start when it is called, and return a Deferred that can be cancelled."""
+    """
+    Make a coroutine function start as soon as it is called, and return a Deferred that can be cancelled.
+    """
     notify_deferred(function)
 
     @wraps(function)
@@ -48,14 +52,13 @@ def as_deferred(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, De
 
 def start_cancellable(work: Coroutine[Any, Any, T], clock: IReactorTime) -> Deferred[T]:
     """
-    Start a coroutine, and return a Deferred that can also be cancelled by functions that the coroutine
-    calls.
+    Start a coroutine; return a Deferred that can be cancelled even by functions that the coroutine calls.
 
-    While the coroutine runs, it does not wait for a Deferred, so Twisted would ignore the cancellation: a
-    progress callback could not cancel. So it is cancelled right after; if the coroutine ends before that,
-    it counts as cancelled.
+    While the coroutine executes, it does not wait for a Deferred, so Twisted would ignore a cancellation: a
+    progress callback could not cancel the operation. So the coroutine is cancelled in the next turn of the
+    reactor; if it ends earlier, it still counts as cancelled.
 
-    What was cancelled gives its memory back at once: its error keeps no traceback, and so no variables.
+    A cancelled coroutine releases its memory at once: its error keeps no traceback, and so no variables.
     """
     running = Deferred.fromCoroutine(work)
     cancel = running.cancel
@@ -70,8 +73,9 @@ def start_cancellable(work: Coroutine[Any, Any, T], clock: IReactorTime) -> Defe
     def ended(result: Any) -> Any:
         del running.__dict__["cancel"]  # avoids a reference cycle
         if isinstance(result, Failure) and result.check(CancelledError):
-            # The error and the variables refer to each other, and to all segments that are in memory. The
-            # frames are not cleared: that would end coroutines that have caught the error and go on.
+            # The error and the variables refer to each other, and the variables to all segments in memory.
+            # The frames are not cleared: clearing would end coroutines that have caught the error and
+            # continue.
             result.cleanFailure()
         if not soon or not soon[0].active():
             return result
@@ -85,10 +89,10 @@ def start_cancellable(work: Coroutine[Any, Any, T], clock: IReactorTime) -> Defe
 
 async def gather(running: Sequence[Deferred[T]]) -> list[T]:
     """
-    Return all results, in order.
+    Return the results of all Deferreds, in order.
 
-    The first failure, or a cancellation, cancels all the others, unlike Twisted's ``gatherResults``, and is
-    not wrapped.
+    The first failure, or a cancellation, cancels all other Deferreds, unlike in Twisted's ``gatherResults``;
+    the failure is not wrapped.
     """
     try:
         return list(await gatherResults(running, consumeErrors=True))
@@ -102,7 +106,7 @@ async def gather(running: Sequence[Deferred[T]]) -> list[T]:
 
 
 async def all_ended(waiting: Sequence[Deferred[Any]]) -> list[Any]:
-    """Wait for all, and raise the first failure when all have ended."""
+    """Wait until all Deferreds have ended; raise the first failure, or return all results."""
     outcomes = await DeferredList(waiting, consumeErrors=True)
     for good, result in outcomes:
         if not good:
@@ -113,7 +117,7 @@ async def all_ended(waiting: Sequence[Deferred[Any]]) -> list[Any]:
 async def few_at_a_time(
     at_once: int, steps: Sequence[Callable[[], Coroutine[Any, Any, None]]]
 ) -> None:
-    """Run all steps, ``at_once`` of them at a time; a failure or cancellation cancels them all."""
+    """Run all steps, at most ``at_once`` at the same time; a failure or cancellation cancels all steps."""
     semaphore = DeferredSemaphore(at_once)
 
     def start(step: Callable[[], Coroutine[Any, Any, None]]) -> Deferred[None]:
@@ -123,7 +127,7 @@ async def few_at_a_time(
 
 
 class Waiters(Generic[T]):
-    """The Deferreds that wait for one event; a cancelled one is removed."""
+    """The Deferreds that wait for one event; a cancelled Deferred is removed."""
 
     __slots__ = ("_waiting",)
 
@@ -131,7 +135,7 @@ class Waiters(Generic[T]):
         self._waiting: list[Deferred[T]] = []
 
     def wait(self) -> Deferred[T]:
-        """Fire at the next event."""
+        """Return a Deferred that fires at the next event."""
         waiting: Deferred[T] = Deferred(self._forget)
         self._waiting.append(waiting)
         return waiting
@@ -140,7 +144,7 @@ class Waiters(Generic[T]):
         """Fire all waiting Deferreds with ``result``, and remove them."""
         waiting, self._waiting = self._waiting, []
         for each in waiting:
-            if not each.called:  # an earlier callback may have cancelled it
+            if not each.called:  # an earlier callback may have cancelled this Deferred
                 each.callback(result)
 
     def fail(self, error: Exception) -> None:
@@ -151,7 +155,7 @@ class Waiters(Generic[T]):
                 each.errback(error)
 
     def _forget(self, waiting: Deferred[T]) -> None:
-        if waiting in self._waiting:  # else it is about to fire
+        if waiting in self._waiting:  # otherwise the Deferred is about to fire
             self._waiting.remove(waiting)
 
 
@@ -160,9 +164,9 @@ class Waiters(Generic[T]):
 
 async def timeout_or(event: Deferred[Any], timeout_s: float, clock: IReactorTime) -> bool:
     """
-    Wait until an event happens, or the time is over; returns whether it happened.
+    Wait until an event happens or the time limit passes; return whether the event happened.
 
-    The event is cancelled when the time is over.
+    The Deferred of the event is cancelled at the time limit.
     """
     over = False
 
@@ -185,17 +189,17 @@ async def timeout_or(event: Deferred[Any], timeout_s: float, clock: IReactorTime
 
 
 # Engines are loops that examine their whole state, act, and then wait. Each change of the state calls
-# ``fire``; no event is lost between examining and waiting, and there is never more than one waiter and one
-# timer. The waiter does not run inside ``fire``, but from the reactor right after, since the caller may be
-# in the middle of something that the waiter wants to end. Several events at once wake it once.
+# ``fire``. No event is lost between examining and waiting, and at most one waiter and one timer exist. The
+# reactor resumes the waiter soon after ``fire``, not within the call, since the caller of ``fire`` may be in
+# the middle of something that the waiter wants to end. Several events in one turn wake the waiter once.
 
 
 class Wakeup:
     """
-    Lets one coroutine wait for "something has changed".
+    Lets one coroutine wait until its state has changed.
 
     Args:
-        clock: wakes the waiter, at once or when its time is over.
+        clock: wakes the waiter, in the next turn or when its time limit has passed.
     """
 
     def __init__(self, clock: IReactorTime) -> None:
@@ -205,7 +209,9 @@ class Wakeup:
         self._timer: IDelayedCall | None = None
 
     def fire(self, _result: object = None) -> None:
-        """Wake the waiter soon, or let the next ``wait`` return at once. Can be used as a callback."""
+        """
+        Wake the waiter soon; without a waiter, the next ``wait`` returns at once. Can be used as a callback.
+        """
         if not self._pending:
             self._pending = True
             if self._waiter is not None:
@@ -213,7 +219,8 @@ class Wakeup:
 
     def wait(self, timeout_s: float | None = None) -> Deferred[None]:
         """
-        Return a Deferred that fires after the next ``fire`` since the last wait, or when the time is over.
+        Return a Deferred that fires after the next ``fire`` since the last wait, or when the time limit has
+        passed.
         """
         assert self._waiter is None, "only one coroutine may wait here"
         waiter: Deferred[None] = Deferred(self._cancelled)
@@ -249,9 +256,9 @@ class Wakeup:
 
 class Timer:
     """
-    Calls a function once after a delay, unless it is stopped before; then it can be set again.
+    Calls a function once after a delay, unless the timer is stopped; afterwards it can be set again.
 
-    It and its owner refer to each other, so it is meant for few owners.
+    The timer and its owner refer to each other, so it is meant for objects of which few exist.
     """
 
     __slots__ = ("_call", "_clock", "_timer")
@@ -272,7 +279,7 @@ class Timer:
             self._timer = self._clock.callLater(delay_s, self._ring)
 
     def stop(self) -> None:
-        """Cancel the call if it is pending; it can be set again."""
+        """Cancel the call if it is pending; the timer can be set again."""
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
@@ -282,12 +289,12 @@ class Timer:
         self._call()
 
 
-# Calls from another thread than the reactor's would corrupt its state.
+# Calls from a thread other than the reactor's would corrupt the state of objects such as a grid.
 
 
 def check_own_thread(what: str) -> None:
     """
-    Do nothing in the reactor's thread, or while no reactor has run yet.
+    Check that this is the reactor's thread; accept any thread while no reactor has run yet.
 
     Args:
         what: names the object in the error.
@@ -308,11 +315,11 @@ W = TypeVar("W")
 
 class RequestSet(Generic[W]):
     """
-    The pending requests of a loop, which is woken when one of them ends.
+    The pending requests of a loop, which is woken when a request ends.
 
     Attributes:
         running: the subject of each request that has not ended.
-        changed: wakes the loop; may also be fired by others.
+        changed: wakes the loop; other code may fire it, too.
     """
 
     def __init__(self, clock: IReactorTime) -> None:
@@ -321,7 +328,7 @@ class RequestSet(Generic[W]):
         self._bug: Failure | None = None
 
     def start(self, request: Coroutine[Any, Any, None], about: W) -> None:
-        """Start a request, which handles all its expected errors."""
+        """Start a request; its coroutine must handle all expected errors."""
         running = Deferred.fromCoroutine(request)
         if not running.called:
             self.running[running] = about
@@ -337,29 +344,29 @@ class RequestSet(Generic[W]):
         self.changed.fire()
 
     async def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until something has changed; raises the unexpected error of a request."""
+        """Wait until something has changed; raise the unexpected error of a request, if any."""
         await self.changed.wait(timeout_s)
         if self._bug is not None:
             self._bug.raiseException()
 
     def cancel(self) -> None:
-        """Cancel all requests that are pending."""
+        """Cancel all pending requests."""
         for running in list(self.running):
             running.cancel()
 
 
-# One timer for all running transfers of small files: a timer for each would cost more than the file.
+# One timer serves all running transfers of small files: a timer for each would cost more than the transfer.
 
 _ROUNDING_S = 1e-6
 
 
 class Timed(Protocol):
     """
-    A transfer that must be checked at some time.
+    A transfer that must be checked at a certain time.
 
     Attributes:
-        due_s: when, or an earlier time, in seconds of the clock. It may move to an earlier time, but not to
-            one before the next check that ``Deadlines`` has planned.
+        due_s: that time or an earlier one, in seconds of the clock. It may move to an earlier time, but not
+            to a time before the next check that ``Deadlines`` has planned.
     """
 
     @property
@@ -368,8 +375,8 @@ class Timed(Protocol):
 
     def overdue(self) -> None:
         """
-        The time ``due_s`` has come; ``Deadlines``, which calls this, no longer tracks the transfer unless
-        that adds itself again.
+        Handle that the time ``due_s`` has come. ``Deadlines``, the caller, has already stopped tracking the
+        transfer; it may add itself again.
         """
 
 
@@ -389,13 +396,13 @@ class Deadlines:
         self._notifying = False
 
     def add(self, transfer: Timed) -> None:
-        """Call ``transfer.overdue`` when it is due."""
+        """Call ``transfer.overdue`` when the time ``transfer.due_s`` has come."""
         self._tracked[transfer] = None
         if self._timer is None and not self._notifying:
             self._look()
 
     def discard(self, transfer: Timed) -> None:
-        """Stop tracking a transfer that has ended; the timer runs only while there are any."""
+        """Stop tracking a transfer that has ended; the timer runs only while transfers are tracked."""
         self._tracked.pop(transfer, None)
         if not self._tracked and self._timer is not None:
             self._timer.cancel()
@@ -405,12 +412,12 @@ class Deadlines:
         """
         Notify the transfers that are late.
 
-        Timers run before sockets are read. After a long turn of the reactor all servers seem silent, so what
-        they have sent is read first, and only transfers that are late ``again`` are notified.
+        A reactor runs timers before it reads sockets. After a long turn of the reactor all servers seem
+        silent, so sockets are read first, and only transfers that are still late (``again``) are notified.
         """
         self._timer = None
         now = self._clock.seconds()
-        due = {transfer: transfer.due_s for transfer in self._tracked}  # asks servers, so only once
+        due = {transfer: transfer.due_s for transfer in self._tracked}  # due_s asks servers: once
         late = [transfer for transfer, due_s in due.items() if due_s - now <= _ROUNDING_S]
         if late and not again:
             self._timer = self._clock.callLater(0, self._look, True)
@@ -418,7 +425,7 @@ class Deadlines:
         self._notifying = True
         try:
             for transfer in late:
-                if self._tracked.pop(transfer, self) is not self:  # it may have ended meanwhile
+                if self._tracked.pop(transfer, self) is not self:  # not ended meanwhile
                     del due[transfer]
                     transfer.overdue()
         finally:
@@ -429,14 +436,14 @@ class Deadlines:
             self._timer = self._clock.callLater(max(0.0, min(left_s, self._look_s)), self._look)
 
 
-# A hundred small files given at once would be coded in one turn: a quarter of a second in which nothing is
-# sent and no answer is read. With a limit per turn, servers work on the first files while the next ones are
-# coded.
+# A hundred small files that are put at the same time would all be encoded in one turn: for a quarter of a
+# second nothing would be sent and no answer read. With a limit per turn, servers work on the first files
+# while the next files are encoded.
 
 
 class PerTurnLimit:
     """
-    Starts pieces of work in the order of asking.
+    Starts pieces of work in the order in which they asked to begin.
 
     Args:
         per_turn: how many may start in one turn of the reactor.
@@ -461,8 +468,8 @@ class PerTurnLimit:
         return turn
 
     def _turn(self) -> None:
-        # Work that starts after an idle time may thus wait one turn without need: that is cheaper than a
-        # timer for each start.
+        # The budget is reset only here, so work that starts after an idle time may wait one turn without
+        # need: that is cheaper than a timer for each start.
         self._left = self._per_turn
         if len(self._waiting) > self._left:
             self._next_turn.set(0)

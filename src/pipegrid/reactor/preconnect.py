@@ -13,19 +13,24 @@ from contextlib import ExitStack
 from typing import NamedTuple
 
 HostPort = tuple[str, int]
-"""IPv4 or IPv6, as text, and port. No names: looking them up can take longer than all the rest."""
+"""
+An IPv4 or IPv6 address as text, and a port. Names are not allowed: their lookup can take longer than
+connecting.
+"""
 
 MOST = 16
-"""Limit of connections that one client preconnects."""
+"""The most connections that one client preconnects."""
 
 KEPT_S = 5.0
-"""How long a connection is kept: servers close those without requests."""
+"""How long an unused connection is kept; servers close connections without requests."""
 
 _RECEIVE_BYTES = 1 << 14
 
 
 class Handshake(NamedTuple):
-    """TLS over memory: received bytes go into one buffer, bytes to send come out of the other."""
+    """
+    TLS in memory: received bytes are put into one buffer, and bytes to send are taken from the other buffer.
+    """
 
     tls: ssl.SSLObject
     received: ssl.MemoryBIO
@@ -33,7 +38,7 @@ class Handshake(NamedTuple):
 
 
 class Preconnected(NamedTuple):
-    """A connection whose handshake is complete except for its last bytes to send."""
+    """A connection whose handshake is complete, except that its last bytes have not been sent."""
 
     socket: socket.socket
     handshake: Handshake
@@ -43,13 +48,13 @@ Ready = Callable[[Preconnected | None], None]
 
 
 def handshake(context: ssl.SSLContext) -> Handshake:
-    """Return a client's handshake that has not begun."""
+    """Return the handshake of a client, before its first step."""
     received, encrypted = ssl.MemoryBIO(), ssl.MemoryBIO()
     return Handshake(context.wrap_bio(received, encrypted), received, encrypted)
 
 
 class _Connecting:
-    """One connection that is being made."""
+    """A connection that is being made."""
 
     def __init__(self, context: ssl.SSLContext, address: HostPort) -> None:
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -57,15 +62,15 @@ class _Connecting:
         self.socket.setblocking(False)
         self.handshake = handshake(context)
         self.connected = False
-        self.over = False  # it may be taken: changed only under the lock, as is the next field
+        self.over = False  # may be taken; like ``wanted``, changed only under the lock
         self.wanted: Ready | None = None
 
     def go_on(self) -> bool:
         """
-        Do what can be done without waiting; returns whether the connection is ready.
+        Continue the handshake as far as possible without waiting; return whether the connection is ready.
 
         Raises:
-            OSError, ValueError: it failed; ``BlockingIOError``: there is nothing to do yet.
+            OSError, ValueError: the connection failed; ``BlockingIOError``: no data has arrived yet.
         """
         tls, received, encrypted = self.handshake
         if not self.connected:
@@ -81,7 +86,7 @@ class _Connecting:
         try:
             tls.do_handshake()
         except ssl.SSLWantReadError:
-            # The kernel always accepts a few hundred bytes on a new connection.
+            # The kernel always accepts the first few hundred bytes of a new connection.
             to_send = encrypted.read()
             if to_send and self.socket.send(to_send) < len(to_send):
                 raise OSError(errno.ENOBUFS, "it took no handshake") from None
@@ -91,22 +96,23 @@ class _Connecting:
 
 class Preconnector:
     """
-    Makes connections in a thread, from now on.
+    Makes connections in a thread that starts with this object.
 
     A command that stores a small file spends more time on imports than on round trips to its servers. TCP
-    and TLS take two round trips, and need only sockets and ``ssl``. If there is no usable connection later,
-    the client connects as without this, which also reports errors.
+    and TLS take two round trips, and need only the modules ``socket`` and ``ssl``. If no usable connection
+    exists later, the client connects in the usual way, which also reports errors.
 
-    The handshake stops before its last bytes are sent, and the user of the connection checks the
-    certificate before it sends them. Connections that are not taken are closed after ``KEPT_S``. States of
-    a connection:
+    The handshake stops before its last bytes are sent; the code that takes the connection checks the
+    certificate, and only then sends these bytes. Connections that are not taken are closed after
+    ``KEPT_S``. States of a connection:
 
-    * connecting: TCP, then TLS, are in progress; ``take`` waits for them;
-    * ready: the handshake is complete except for our last bytes; ``take`` returns it;
-    * gone: it failed, was taken, or is too old; ``take`` reports that.
+    * connecting: TCP, then TLS, are in progress; ``take`` makes its caller wait for them;
+    * ready: the handshake is complete except for the client's last bytes; ``take`` passes the connection to
+      its caller;
+    * gone: the connection failed, was taken, or is too old; ``take`` returns False.
 
     Args:
-        addresses: each is connected once, and no more than ``MOST`` of them; invalid ones are skipped.
+        addresses: one connection is made to each of the first ``MOST``; invalid addresses are skipped.
         context: for TLS.
 
     Raises:
@@ -118,7 +124,7 @@ class Preconnector:
         self._closed = False
         self._on_their_way: dict[HostPort, _Connecting] = {}
         with ExitStack() as unless_begun:  # close all if descriptors or threads run out
-            # Created in this thread, so that errors are raised here.
+            # The selector is created in the caller's thread, so that the caller gets its errors.
             self._selector = unless_begun.enter_context(selectors.DefaultSelector())
             self._told, self._tell = map(unless_begun.enter_context, socket.socketpair())
             self._told.setblocking(False)
@@ -132,13 +138,14 @@ class Preconnector:
 
     def take(self, address: HostPort, ready: Ready) -> bool:
         """
-        Take the connection to an address; each can be taken once.
+        Take the connection to an address; each connection can be taken once.
 
         Args:
-            ready: called with it, now or later, then in another thread; None: it failed.
+            ready: called with the connection, now, or later in another thread; with None if the connection
+                failed.
 
         Returns:
-            Whether there is one, or may soon be one. ``ready`` is called only then.
+            Whether a connection exists or is being made. ``ready`` is called only if this is True.
         """
         with self._lock:
             it = self._on_their_way.get(address)
@@ -153,7 +160,7 @@ class Preconnector:
         return True
 
     def close(self) -> None:
-        """Close what was not taken; waiting callers get None."""
+        """Close all connections that were not taken; waiting callers get None."""
         with self._lock:
             if self._closed:
                 return
@@ -161,11 +168,11 @@ class Preconnector:
             self._tell.send(b".")
         self._thread.join()
 
-    # Except for the first method, this runs in the thread.
+    # All following methods except the first run in the thread.
 
     def _begin(self, context: ssl.SSLContext, address: HostPort) -> None:
         try:
-            # A malformed address would be looked up as a name, which may take long.
+            # A malformed address is skipped: it would be looked up as a name, which may take long.
             socket.inet_pton(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, address[0])
             it = _Connecting(context, address)
         except OSError:
@@ -179,8 +186,8 @@ class Preconnector:
         try:
             self._make_all()
         except OSError:
-            pass  # perhaps the kernel lacks memory; connecting later reports it
-        finally:  # in any case: there is no other code that notifies waiting callers
+            pass  # the kernel may lack memory; the client's own connection attempt reports that
+        finally:  # even after errors, since no other code notifies waiting callers
             with self._lock:
                 self._closed = True
                 left = list(self._on_their_way.values())
@@ -220,7 +227,7 @@ class Preconnector:
         if not failed and not over:
             selector.modify(it.socket, selectors.EVENT_READ, address)
             return
-        selector.unregister(it.socket)  # the next line may give it to its user
+        selector.unregister(it.socket)  # the next lines may pass the socket to its user
         with self._lock:
             it.over = over
             wanted = it.wanted

@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 
 # When a command was suspended (Ctrl-Z, ``kill -STOP``) and resumed two minutes later, all servers seemed to
-# have been silent for longer than the time limits. So the reactor's clock stops with the process: it
-# continues from where it was last read. While a reactor waits it does not read the clock, so some of that
-# time may be lost as well, which only makes time limits longer. Servers do not suspend: connections that
-# they have closed meanwhile are lost as usual.
+# have been silent for longer than the time limits. So the reactor's clock stops while the process is
+# suspended, and continues from its last reading. While a reactor waits it does not read the clock, so a part
+# of the waiting time may be lost as well, which only makes time limits longer. Servers do not stop with the
+# client: connections that they have closed meanwhile are lost as usual.
 
 
 class StandingClock:
     """
-    The monotonic clock without the time in which the process was suspended.
+    A monotonic clock that does not count the time in which the process was suspended.
 
     Args:
-        now: returns the time.
+        now: returns the time of the underlying clock, in seconds.
     """
 
     def __init__(self, now: Any = time.monotonic) -> None:
@@ -41,22 +41,22 @@ class StandingClock:
         self._last_s = now()
 
     def seconds(self) -> float:
-        """Return seconds of a monotonic clock, without suspended time."""
+        """Return the seconds of a monotonic clock, without the time in which the process was suspended."""
         last_s: float = self._now() - self._stood_s
         self._last_s = last_s
         return last_s
 
     def went_on(self, *_: object) -> None:
-        """Continue from the last reading, since the process was suspended until now."""
+        """Continue from the last reading; called when a suspended process continues."""
         self._stood_s = self._now() - self._last_s
 
 
 def wall_time() -> float:
     """
-    Return seconds since 1970, by the clock that people set.
+    Return the seconds since 1970, by the system's adjustable clock.
 
-    Use it instead of ``time.time`` as a default argument, which would keep the function of the time of
-    import.
+    Use this function as a default argument instead of ``time.time``: the default would ignore a later
+    replacement of ``time.time``, as in tests.
     """
     return time.time()
 
@@ -69,40 +69,40 @@ def arranged(reactor: Any) -> list[Any]:
     """
     Return the pending calls of a reactor, including cancelled ones.
 
-    Returns an empty list if Twisted has renamed the attributes; then calls that were scheduled before this
-    keep the old clock.
+    Returns an empty list if Twisted has renamed the attributes that hold them; then calls that are already
+    scheduled keep their old clock.
     """
     waiting = getattr(reactor, "_pendingTimedCalls", ()), getattr(reactor, "_newTimedCalls", ())
     return [call for calls in waiting for call in calls]
 
 
 def is_standing(reactor: Any) -> bool:
-    """Return whether a reactor uses ``CLOCK``."""
+    """Return whether a reactor uses ``CLOCK``, which ignores suspended time."""
     return bool(reactor.seconds == CLOCK.seconds)
 
 
 def ignore_suspended_time(reactor: Any) -> None:
     """
-    Make a reactor's clock stop while the process is suspended. Only in the main thread, before the reactor
-    runs.
+    Make a reactor's clock stop while the process is suspended. Call this in the main thread, before the
+    reactor runs.
 
     Args:
-        reactor: one with a monotonic clock; see ``make_monotonic``.
+        reactor: a reactor with a monotonic clock; see ``make_monotonic``.
     """
-    CLOCK.seconds()  # count the time before this call
+    CLOCK.seconds()  # so that the time before this call counts
     for call in arranged(reactor):
         call.seconds = CLOCK.seconds
     reactor.seconds = CLOCK.seconds
     signal.signal(signal.SIGCONT, CLOCK.went_on)
 
 
-# Twisted's reactors use ``time.time``. When that is set back by an hour (by hand, or by the first NTP
+# Twisted's reactors use ``time.time``. When that clock is set back by an hour (by hand, or by the first NTP
 # answer), a call scheduled in five seconds happens in an hour and five seconds: no time limit fires, and a
-# client waits for a dead server. When it is set forward, all time limits fire at once.
+# client waits for a dead server. When the clock is set forward, all time limits fire at once.
 #
-# So PipeGrid's processes first call ``make_monotonic``. The library does not, since the reactor belongs to
-# the application, which may use ``reactor.seconds()`` as a date; the application may call it. Dates come
-# from ``time.time``: leases, files' times, announcements.
+# So PipeGrid's processes first call ``make_monotonic``. The library does not call it, since the reactor
+# belongs to the application, which may use ``reactor.seconds()`` as a date; an application may call it. Dates
+# (of leases, files and announcements) come from ``time.time``.
 
 # defined as in ``typing``, which is slow to import
 
@@ -111,15 +111,15 @@ def make_monotonic(reactor: Any) -> None:
     """
     Make a Twisted reactor use the monotonic clock from now on; a second call has no effect.
 
-    Pending calls keep their delays. Only in the reactor's thread, or before it runs.
+    Pending calls keep their delays. Call this in the reactor's thread, or before the reactor runs.
 
     Args:
-        reactor: any that derives from ``ReactorBase``, as all of Twisted's do, asyncio's included.
+        reactor: any reactor derived from ``ReactorBase``: all of Twisted's are, even the one for asyncio.
     """
     if reactor.seconds is time.monotonic or is_standing(reactor):
         return
     shift_s = time.monotonic() - reactor.seconds()
-    # Including cancelled ones, which are in the same heap.
+    # Cancelled calls are changed, too, since they are in the same heap.
     for call in arranged(reactor):
         call.time += shift_s
         call.seconds = time.monotonic
@@ -127,14 +127,17 @@ def make_monotonic(reactor: Any) -> None:
 
 
 # Python runs a signal's handler when the main thread executes its next instruction. If the signal arrives
-# just before the reactor waits for the network, or in another thread, that is only after the next event: a
-# server that got SIGTERM just when it began to listen never stopped.
+# just before the reactor waits for the network, or in another thread, the handler runs only after the next
+# event: a server that got SIGTERM just when it began to listen never stopped.
 
 _SIGNALS_AT_ONCE = 4096
 
 
 def wake_for_signals(reactor: Any) -> None:
-    """Make every handled signal wake the reactor, so that its handler runs. Only in the main thread."""
+    """
+    Make every signal that has a handler wake the reactor, so that the handler runs. Call this in the main
+    thread only.
+    """
     from twisted.internet.interfaces import IReadDescriptor
     from zope.interface import directlyProvides
 
@@ -148,7 +151,7 @@ def wake_for_signals(reactor: Any) -> None:
 
 
 class _SignalPipe:
-    """The end of a pipe into which Python writes the number of each signal."""
+    """The reading end of the pipe into which Python writes the number of each signal."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -160,30 +163,30 @@ class _SignalPipe:
         return "signals"
 
     def doRead(self) -> None:
-        # Reading wakes the reactor, and so runs the handlers; the numbers do not matter.
+        # Reading the pipe wakes the reactor, so Python runs the handlers; the signal numbers do not matter.
         os.read(self._fd, _SIGNALS_AT_ONCE)
 
     def connectionLost(self, reason: object) -> None:
         """Do nothing: the reactor has ended, and does not own the pipe."""
 
 
-# How often Python's garbage collector runs, in commands.
+# How often Python's garbage collector runs in commands.
 
 
 def tune_gc() -> None:
     """
-    Make Python look for reference cycles less often, and not among existing objects.
+    Make Python look for reference cycles less often, and only among objects created from now on.
 
-    Nearly everything is freed by reference counts. With Python's defaults, collecting took a third of the
+    Reference counts free nearly all objects. With Python's defaults, garbage collection took a third of the
     time of putting a hundred small files.
     """
-    gc.enable()  # it may have been disabled while modules were imported
+    gc.enable()  # the collector may have been disabled during imports
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)
 
 
-# A process may run out of threads: users (``ulimit -u``) and control groups have limits. Code that starts a
-# thread here continues without it, in the calling thread.
+# A process may be unable to start threads: users (``ulimit -u``) and control groups have limits. Code that
+# uses this module then works in the calling thread instead.
 
 FEW_THREADS = (
     "the system gives no more threads (see 'ulimit -u'); work continues with fewer, and is slower"
@@ -192,10 +195,10 @@ FEW_THREADS = (
 
 class ThreadShortage:
     """
-    Reports once that threads have run out.
+    Reports once that no more threads can be started.
 
     Attributes:
-        tell: shows a sentence to the user of a command; a program's log has it in any case.
+        tell: shows a sentence to the user of a command. The log gets the sentence even without this function.
     """
 
     def __init__(self) -> None:
@@ -203,7 +206,7 @@ class ThreadShortage:
         self._reported = False
 
     def report(self) -> None:
-        """Report it, unless it was reported before."""
+        """Report the shortage, unless it was reported before."""
         if self._reported:
             return
         self._reported = True
@@ -218,7 +221,7 @@ SHORTAGE = ThreadShortage()
 
 class StartProgress:
     """
-    Shows how far the start of a program that this one needs has come.
+    Shows how far the start of another program, which this program needs, has come.
 
     Attributes:
         tell: shows a sentence to the user of a command.
@@ -232,7 +235,7 @@ TOR_START = StartProgress()
 
 
 def start_thread(thread: Thread) -> bool:
-    """Start a thread; False if the system has none, which has been reported."""
+    """Start a thread; return False, and report the shortage, if the system has no more threads."""
     try:
         thread.start()
     except RuntimeError:
@@ -243,9 +246,9 @@ def start_thread(thread: Thread) -> bool:
 
 class ThreadlessResolver:
     """
-    Looks up names as a reactor does, in its pool of threads, or in the reactor's thread if there is none.
+    Looks up names in a reactor's thread pool, or in the reactor's thread if no thread can be started.
 
-    Twisted's own resolver would wait forever.
+    Twisted's own resolver would then wait forever.
     """
 
     def __init__(self, reactor: Any) -> None:
@@ -254,7 +257,7 @@ class ThreadlessResolver:
         self._in_thread: Any = None
 
     def resolveHostName(self, *arguments: Any, **options: Any) -> Any:
-        """Look up a name, as in ``IHostnameResolver``, and give its addresses to the receiver."""
+        """Look up a name, as ``IHostnameResolver`` requires, and pass its addresses to the receiver."""
         if self._in_thread is None:
             pool = self._reactor.getThreadPool()
             self._in_thread = pool.callInThreadWithCallback
@@ -280,17 +283,17 @@ class ThreadlessResolver:
 
 
 def need_no_threads(reactor: Any) -> None:
-    """Make a reactor look up names even if no thread can be started."""
+    """Make a reactor's name lookups work even if no thread can be started."""
     if hasattr(reactor, "installNameResolver"):  # some test reactors cannot look up names
         reactor.installNameResolver(ThreadlessResolver(reactor))
 
 
-# glibc keeps up to 64 MiB of freed memory after a program has used large blocks. A server would stay large
-# after one large request.
+# glibc keeps up to 64 MiB of freed memory after a program has used large blocks. So a server would keep that
+# memory after one large request.
 
 
 def trim_heap() -> None:
-    """Return freed memory to the system, in about a millisecond; without glibc, do nothing."""
+    """Return freed memory to the system, which takes about a millisecond; do nothing without glibc."""
     trim = _malloc_trim()
     if trim is not None:
         trim(0)
@@ -298,7 +301,7 @@ def trim_heap() -> None:
 
 @lru_cache(maxsize=1)
 def _malloc_trim() -> Any:
-    import ctypes  # takes a millisecond, which most commands do not need
+    import ctypes  # importing it takes a millisecond, and most commands do not need it
 
     try:
         return ctypes.CDLL(None).malloc_trim

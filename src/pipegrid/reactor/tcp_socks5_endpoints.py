@@ -1,8 +1,8 @@
 """
-TCP to any host under a ``ConnectionPolicy``: directly, by name or by address, or through a SOCKS5 proxy
-(RFC 1928, 1929).
+TCP to any host under a ``ConnectionPolicy``: directly, by name or by address, or through a SOCKS5 proxy (RFC
+1928, 1929).
 
-A SOCKS5 proxy gets names as they are and looks them up itself: no name is looked up here.
+A SOCKS5 proxy gets names unresolved and looks them up itself: this machine sends no DNS query.
 """
 
 from __future__ import annotations
@@ -35,12 +35,11 @@ from pipegrid.reactor.connection_policy import (
     RefusedWay,
 )
 
-# A name needs Twisted's ``HostnameEndpoint``, which looks it up and tries the addresses. Its module
-# imports plugins, archives and processes, a tenth of what a short command imports; an address does not
-# need it.
+# Only a name needs Twisted's ``HostnameEndpoint``, which looks up the name and tries its addresses. The
+# module of that class imports plugins, archives and processes: a tenth of what a short command imports.
 
 TIMEOUT_S = 30
-"""As for Twisted's endpoints; a caller with a shorter time limit cancels."""
+"""The time limit of a connection attempt, as in Twisted's endpoints; callers with a shorter limit cancel."""
 
 
 def endpoint_for(reactor: Any, host: str, port: int) -> IStreamClientEndpoint:
@@ -56,7 +55,7 @@ def endpoint_for(reactor: Any, host: str, port: int) -> IStreamClientEndpoint:
 @implementer(IStreamClientEndpoint)
 class AddressEndpoint:
     """
-    TCP to an IPv4 or IPv6 address.
+    An endpoint for TCP to an IPv4 or IPv6 address.
 
     Args:
         reactor: establishes the connection.
@@ -68,14 +67,14 @@ class AddressEndpoint:
         self._port = port
 
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
-        """Connect; fires with the protocol once it has its transport. Can be cancelled."""
+        """Connect; fires with the protocol after its ``makeConnection``. The Deferred can be cancelled."""
         attempt = _Attempt(protocolFactory)
         attempt.connector = self._reactor.connectTCP(self._host, self._port, attempt, TIMEOUT_S)
         return attempt.made
 
 
 class _Attempt(ClientFactory):
-    """One connection attempt; isolates the protocol's factory from connection events."""
+    """One connection attempt; keeps events of the attempt from the protocol's factory."""
 
     noisy = False
 
@@ -102,10 +101,10 @@ class _Attempt(ClientFactory):
 
 class _Introduction(Protocol):
     """
-    Gives a new transport its protocol, and fires ``made`` afterwards.
+    Gives a new transport its protocol, then fires ``made``.
 
-    Objects between the two, such as a wrapper that counts bytes, may continue to call this protocol,
-    which forwards the calls.
+    Objects between transport and protocol, such as a wrapper that counts bytes, may continue to call this
+    object, which forwards their calls.
     """
 
     def __init__(self, protocol: Any, made: Deferred[IProtocol]) -> None:
@@ -138,7 +137,7 @@ _REPLIES = {
     6: "got no answer in time",
     7: "does not make connections",
     8: "does not support that kind of address",
-    # Of Tor, proposal 304.
+    # The following codes are Tor's extension (proposal 304).
     0xF0: "cannot find that onion service",
     0xF1: "cannot use the descriptor of that onion service",
     0xF2: "cannot reach that onion service",
@@ -150,11 +149,11 @@ _REPLIES = {
 }
 
 _SALT = os.urandom(16)
-"""Of this process: user names that isolate must not show the same host in two runs."""
+"""A random value of this process, so that the isolating user names for one host differ between runs."""
 
 
 class ProxyError(ConnectionError):
-    """A proxy cannot be reached, or does not connect to the host."""
+    """A proxy cannot be reached, or cannot connect to the host."""
 
 
 class SocksTunnel(Protocol):
@@ -165,7 +164,7 @@ class SocksTunnel(Protocol):
         factory: builds the protocol that gets the connection when the proxy has connected to the host.
 
     Attributes:
-        opened: fires then with that protocol, or fails with ``ProxyError``.
+        opened: fires with that protocol when the proxy has connected, or fails with ``ProxyError``.
     """
 
     transport: Any
@@ -197,7 +196,7 @@ class SocksTunnel(Protocol):
         if self._inner is not None:
             self._inner.dataReceived(data)
             return
-        self._received += data  # a reply has at most 262 bytes, and each step takes what it needs
+        self._received += data  # no bound needed: a reply has at most 262 bytes
         while not self._over and self._inner is None and self._next():
             pass
 
@@ -263,14 +262,14 @@ class SocksTunnel(Protocol):
         self._inner = inner
         rest, self._received = self._received, b""
         if getattr(transport, "protocol", None) is self:
-            transport.protocol = inner  # for what starts TLS on the connection later
+            transport.protocol = inner  # used by code that starts TLS later
         inner.makeConnection(transport)
         if rest:
             inner.dataReceived(rest)
         self.opened.callback(inner)
 
     def _take(self, size: int) -> bytes | None:
-        """Return that many received bytes, once they are there."""
+        """Remove and return that many received bytes; None if fewer have arrived."""
         if len(self._received) < size:
             return None
         taken, self._received = self._received[:size], self._received[size:]
@@ -283,7 +282,7 @@ class SocksTunnel(Protocol):
         self.opened.errback(ProxyError(f"{self._proxy.name} {what} ({self._target})"))
 
     def give_up(self) -> None:
-        """Abort the connection, if it is still the proxy's, and report nothing."""
+        """Abort the connection, unless the inner protocol has it already; ``opened`` does not fire."""
         self._over = True
         if self.transport is not None and self._inner is None:
             self.transport.abortConnection()
@@ -296,7 +295,7 @@ class SocksTunnel(Protocol):
 
 
 class _Once(Factory):
-    """Gives its protocol to the one connection that is made."""
+    """A factory that gives one existing protocol to the single connection that is made."""
 
     noisy = False
 
@@ -324,7 +323,10 @@ def _connect_request(host: str, port: int) -> bytes:
 
 
 def _credentials(proxy: ProxyWay, target: str) -> tuple[bytes, bytes] | None:
-    """Return user name and password: the configured ones, or such that each target has its own."""
+    """
+    Return user name and password: the configured ones, or a pair that differs for each target; None if none
+    is needed.
+    """
     if proxy.username:
         return proxy.username.encode("utf-8")[:255], proxy.password.encode("utf-8")[:255]
     if not proxy.isolates:
@@ -336,7 +338,7 @@ def _credentials(proxy: ProxyWay, target: str) -> tuple[bytes, bytes] | None:
 @implementer(IStreamClientEndpoint)
 class SocksEndpoint:
     """
-    TCP to a host through a SOCKS5 proxy.
+    An endpoint for TCP to a host through a SOCKS5 proxy.
 
     Args:
         reactor: makes the connection to the proxy.
@@ -351,9 +353,10 @@ class SocksEndpoint:
 
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
         """
-        Connect; fires with the protocol once it is connected to the host. Can be cancelled.
+        Connect; fires with the protocol when the proxy has connected to the host. The Deferred can be
+        cancelled.
 
-        Fails with ``ProxyError`` if the proxy cannot be reached or does not connect.
+        Fails with ``ProxyError`` if the proxy cannot be reached, or cannot connect to the host.
         """
         return Deferred.fromCoroutine(self._connect(protocolFactory))
 
@@ -386,7 +389,7 @@ class SocksEndpoint:
 
 
 def proxy_endpoint(reactor: Any, address: ProxyAddress) -> IStreamClientEndpoint:
-    """Return an endpoint for a proxy itself."""
+    """Return an endpoint that connects to the proxy itself."""
     if not address.path:
         return AddressEndpoint(reactor, address.host, address.port)
     from twisted.internet.endpoints import UNIXClientEndpoint
@@ -399,14 +402,14 @@ def endpoint_through(
     policy: ConnectionPolicy, reactor: Any, host: str, port: int, through_tor: bool = False
 ) -> IStreamClientEndpoint:
     """
-    Return an endpoint for a host, on the way that the policy permits.
+    Return an endpoint for a host that uses the way which the policy permits.
 
     Args:
         host: a name or an address.
         through_tor: see ``ConnectionPolicy.way_to``.
 
     Raises:
-        RefusedConnection: there is no way to the host.
+        RefusedConnection: the policy permits no way to the host.
     """
     way = policy.way_to(host, through_tor)
     if isinstance(way, DirectWay):

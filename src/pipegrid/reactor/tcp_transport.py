@@ -1,6 +1,6 @@
 """
-Twisted's TCP transports: large reads, immediate sends and back-pressure for bulk data, and detection of a
-peer that is gone or accepts no more data.
+Additions to Twisted's TCP transports: large reads, immediate sends and back-pressure for bulk data, and
+detection of a peer that is gone or accepts no more data.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from zope.interface import implementer
 
 from pipegrid.reactor.deferreds import Timer
 
-# Twisted keeps written data, joins it, and sends it when the reactor has found the socket writable: a turn
-# of the reactor and two copies for each write. A sender of large pieces may send them directly
-# (``send_now``), if no earlier data is waiting. This uses undocumented attributes of Twisted (unchanged
-# since 2011); where they are missing, Twisted's usual methods are used.
+# Twisted keeps written data, joins it, and sends it when the reactor has found the socket writable: each
+# write costs a turn of the reactor and two copies. A sender of large pieces may send them directly
+# (``send_now``), if no earlier data is waiting. This module uses undocumented attributes of Twisted
+# (unchanged since 2011); if one is missing, Twisted's usual methods are used.
 
 
 Buffer = bytes | bytearray | memoryview
 
 SEND_BYTES = 512 * 1024
 """
-How much is given to the socket at a time, if as much waits; and how much before other connections are
-served.
+The most bytes that the socket gets in one call, and about the most that one connection sends before other
+connections are served.
 """
 
 HELD_BACK_BYTES = 4096
-"""How much is left to the transport then, so that it continues with this connection."""
+"""How many bytes the transport gets after ``SEND_BYTES``, so that it continues with this connection later."""
 
 
 SOCKET_NAMES = (
@@ -45,15 +45,15 @@ SOCKET_NAMES = (
 """The attributes of Twisted's sockets that ``send_now`` and ``Outlet`` use."""
 
 SMALL_BYTES = 1024
-"""Shorter pieces that are kept are appended to a copy of the piece before."""
+"""Pieces shorter than this are appended to a copy of the preceding piece."""
 
 
 def set_bulk_buffers(transport: Any, receive_bytes: int) -> None:
     """
-    Make the socket of a transport, TLS or not, transfer much data at a time.
+    Make the socket of a transport, with or without TLS, transfer much data at a time.
 
     Args:
-        receive_bytes: how much to read at a time; Twisted reads 64 KiB.
+        receive_bytes: the most bytes of one read; Twisted's default is 64 KiB.
     """
     inner = getattr(transport, "transport", None) or transport
     if hasattr(inner, "bufferSize"):
@@ -63,8 +63,11 @@ def set_bulk_buffers(transport: Any, receive_bytes: int) -> None:
 
 
 def socket_of(transport: Any) -> Any:
-    """Return the transport if ``send_now`` can use it: one of Twisted's, with its own socket; else None."""
-    # Intermediate layers have such names, too, by delegation.
+    """
+    Return the transport if ``send_now`` can use it, that is, if it is Twisted's own and has a socket; else
+    None.
+    """
+    # Check the type: layers above the socket delegate these names, so they have them, too.
     is_socket = hasattr(type(transport), "writeSomeData")
     return (
         transport if is_socket and all(hasattr(transport, each) for each in SOCKET_NAMES) else None
@@ -72,13 +75,13 @@ def socket_of(transport: Any) -> Any:
 
 
 def is_free(socket: Any) -> bool:
-    """Return whether data sent now follows everything that was written before."""
+    """Return whether no earlier data waits, so that data sent now keeps its order."""
     return socket.connected and not socket.dataBuffer and not socket._tempDataBuffer
 
 
 def unsent_bytes(transport: Any) -> int:
     """
-    Return how many written bytes the kernel has not accepted; 0 for a transport that does not report it.
+    Return how many written bytes the kernel has not accepted yet; 0 if the transport does not report that.
     """
     unsent = getattr(transport, "_tempDataLen", 0) + len(getattr(transport, "dataBuffer", b""))
     return int(unsent - getattr(transport, "offset", 0))
@@ -86,7 +89,7 @@ def unsent_bytes(transport: Any) -> int:
 
 def send_now(socket: Any, data: Buffer) -> int:
     """
-    Send as much as the socket accepts at once, if no other data waits; the caller writes the rest.
+    Send at once as much as the socket accepts, if no earlier data waits; the caller writes the rest.
 
     Args:
         socket: from ``socket_of``.
@@ -102,37 +105,37 @@ def send_now(socket: Any, data: Buffer) -> int:
 
 def send_written(transport: Any) -> None:
     """
-    Send what was written to a transport, as far as its socket accepts it, in this turn of the reactor.
+    Send data that was written to a transport in this turn of the reactor, as far as the socket accepts it.
 
-    Nothing is done for a transport without a socket of its own, or one that is paused or closing.
+    Does nothing for a transport without a socket, and for a paused or closing transport.
     """
     socket = socket_of(transport)
     if socket is None or socket.producerPaused or getattr(socket, "disconnecting", True):
         return
     if socket.connected and unsent_bytes(socket):
-        socket.doWrite()  # after an error the reactor tries again, and notices the loss
+        socket.doWrite()  # after an error the reactor tries again and notices the loss
 
 
 class Outlet:
     """
-    Sends encrypted data: at once, as far as the socket accepts it.
+    Sends encrypted data at once, as far as the socket accepts it.
 
     Args:
-        socket: from ``socket_of``, may be None.
+        socket: from ``socket_of``; may be None.
     """
 
     __slots__ = ("_sent_bytes", "_socket")
 
     def __init__(self, socket: Any) -> None:
         self._socket = socket
-        self._sent_bytes = 0  # since the socket last had to wait
+        self._sent_bytes = 0  # bytes sent since the socket last accepted less than all
 
     def send(self, encrypted: memoryview, transport: Any) -> None:
         """
-        Send bytes, or let the transport keep and send them; the buffer may be reused afterwards.
+        Send bytes, or let the transport keep and send them; afterwards the buffer may be reused.
 
         Args:
-            transport: of the socket, if there is one.
+            transport: sends the bytes that the socket does not accept.
         """
         socket = self._socket
         if socket:
@@ -145,14 +148,17 @@ class Outlet:
             self._sent_bytes = 0
         transport.write(bytes(encrypted))
         if socket and socket.producer and socket.streamingProducer and not socket.producerPaused:
-            # Any waiting data counts as full: otherwise a large buffer would fill, and be joined, after
-            # each write.
+            # Any waiting data pauses the producer: otherwise a large buffer would fill, and its data would be
+            # joined after each write.
             socket.producerPaused = True
             socket.producer.pauseProducing()
 
 
 def gather(pieces: list[bytes | bytearray], data: bytes) -> None:
-    """Append data to pieces; short ones are joined, since each object would take sixty bytes more."""
+    """
+    Append data to pieces; short data is joined to the preceding piece, since an object takes sixty bytes
+    more.
+    """
     if not pieces or len(data) >= SMALL_BYTES:
         pieces.append(data)
     elif isinstance(last := pieces[-1], bytearray):
@@ -165,18 +171,18 @@ def gather(pieces: list[bytes | bytearray], data: bytes) -> None:
 
 
 class Writer(Protocol):
-    """A writer to the transport."""
+    """A writer that the transport can stop and resume."""
 
     def output_full(self) -> None:
-        """Write nothing more until ``output_free``."""
+        """Stop writing until ``output_free`` is called."""
 
     def output_free(self) -> None:
-        """Continue writing: the transport is not full any more."""
+        """Continue writing: the transport accepts data again."""
 
 
 @implementer(IPushProducer)
 class Backpressure:
-    """The producer that passes the transport's state to a writer."""
+    """A producer that passes the transport's requests to stop and to continue to a writer."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
@@ -188,7 +194,7 @@ class Backpressure:
         self._writer.output_free()
 
     def stopProducing(self) -> None:
-        """Do nothing: the connection is lost, which the writer learns otherwise."""
+        """Do nothing: the connection is lost, and the protocol is notified separately."""
 
 
 _UNACKNOWLEDGED, _UNSENT, _INFO_BYTES = 24, 144, 148
@@ -197,39 +203,39 @@ _UNACKNOWLEDGED, _UNSENT, _INFO_BYTES = 24, 144, 148
 
 GONE_S = 30
 """
-How long the peer's kernel may acknowledge nothing before a client's connection counts as lost. If a machine
-woke up in another network, or a router forgot the connection, nothing ever arrives. The kernel itself
-retries for a quarter of an hour, and servers may be silent for a minute, for reasons of their own: half of
-that leaves time to connect again.
+How long the peer's kernel may acknowledge nothing before a client's connection counts as lost. If this
+machine woke up in another network, or a router forgot the connection, nothing ever arrives. The kernel itself
+would retry for a quarter of an hour. Healthy servers may be silent for a minute; half a minute leaves time to
+connect again.
 """
 
 
 LOOK_S = 10
 STALLED_S = 600
 """
-How long it may acknowledge everything but accept no more data, as a server whose disk hangs: it is known to
-exist, and other time limits decide how long to wait for it.
+How long the peer may acknowledge all data but accept no more, like a server whose disk hangs. Such a peer is
+known to exist, and other time limits decide how long to wait for it.
 """
 
 
 def be_prompt(transport: Any, clock: IReactorTime) -> StallWatch:
     """
-    Make a client's connection send at once, and detect within ``GONE_S`` that the peer is gone.
+    Make a client's connection send small data at once, and detect within ``GONE_S`` that the peer is gone.
 
     Args:
-        transport: TCP, TLS over it, or anything else, which is not changed.
+        transport: TCP, or TLS over it; any other transport is not changed.
 
     Returns:
-        the watch, to be stopped when the connection is lost.
+        the watch; stop it when the connection is lost.
     """
     if ITCPTransport.providedBy(transport):
         # Small requests must not wait for the acknowledgement of earlier ones.
         transport.setTcpNoDelay(True)
     inner = getattr(transport, "transport", None) or transport
     watch = StallWatch(clock)
-    # Other systems, and other transports, lack some of these.
+    # Some systems and some transports lack a part of these options.
     with suppress(AttributeError, OSError):
-        handle = inner.socket  # ``getHandle`` returns OpenSSL's, after TLS was started on it
+        handle = inner.socket  # not ``getHandle``: after startTLS it returns OpenSSL's object
         handle.setsockopt(sockets.SOL_SOCKET, sockets.SO_KEEPALIVE, 1)
         handle.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_KEEPIDLE, GONE_S // 3)
         handle.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_KEEPINTVL, GONE_S // 6)
@@ -241,9 +247,9 @@ def be_prompt(transport: Any, clock: IReactorTime) -> StallWatch:
 
 class StallWatch:
     """
-    Extends the kernel's time limit while the peer acknowledges everything but accepts no more data.
+    Extends the kernel's time limit while the peer acknowledges all data but accepts no more.
 
-    Since Linux 5.11 TCP_USER_TIMEOUT ends such a connection, too.
+    Since Linux 5.11 the kernel's time limit (TCP_USER_TIMEOUT) would end such a connection, too.
     """
 
     def __init__(self, clock: IReactorTime) -> None:
@@ -257,7 +263,7 @@ class StallWatch:
         self._timer.set(LOOK_S)
 
     def stop(self) -> None:
-        """Stop, as the connection is lost."""
+        """Stop checking, as the connection is lost."""
         self._timer.stop()
         self._socket = None
 
@@ -273,14 +279,14 @@ class StallWatch:
 
 def is_stalled(socket: Any) -> bool:
     """
-    Return whether a TCP socket has unsent data, and none in flight, because the peer accepts no more.
+    Return whether a TCP socket has unsent data, and no data in flight, because the peer accepts no more.
 
     Raises:
-        AttributeError, OSError: unknown.
+        AttributeError, OSError: the system does not report that.
     """
     info = socket.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_INFO, _INFO_BYTES)
     if len(info) < _INFO_BYTES:
-        return False  # an old kernel
+        return False  # an old kernel returns fewer bytes
     unacknowledged, unsent = (
         int.from_bytes(info[at : at + 4], sys.byteorder) for at in (_UNACKNOWLEDGED, _UNSENT)
     )

@@ -16,35 +16,39 @@ if TYPE_CHECKING:
     from OpenSSL import SSL
 
 
-# Of TLS 1.2 only authenticated ciphers with forward secrecy are used: ECDHE with AES-GCM or
-# ChaCha20-Poly1305; TLS 1.3 has no others. Not used are RSA key exchange (with the server's key, recorded
-# traffic could be decrypted), and CBC with SHA-1. Every Tahoe-LAFS since 1.14 supports them, since OpenSSL
-# has since 1.0.1 (2012).
+# In TLS 1.2 only authenticated ciphers with forward secrecy are used: ECDHE with AES-GCM or
+# ChaCha20-Poly1305; TLS 1.3 has no others. RSA key exchange is not used, since recorded traffic could be
+# decrypted with the server's key; nor is CBC with SHA-1. Every Tahoe-LAFS since 1.14 supports the used
+# ciphers, and so does OpenSSL since 1.0.1 (2012).
 
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 
 def only_forward_secret(context: SSL.Context) -> None:
-    """Limit a context to TLS 1.2 with these ciphers and TLS 1.3, for either side."""
+    """Limit the context of a client or server to TLS 1.3, and TLS 1.2 with the above ciphers."""
     from OpenSSL import SSL
 
     context.set_min_proto_version(SSL.TLS1_2_VERSION)
     context.set_cipher_list(CIPHERS.encode())
 
 
-# In TLS 1.2 either side may ask for another handshake, which is not needed. In TLS 1.3 it may ask for new
-# keys: 27 bytes, for each of which OpenSSL derives keys and answers before it reads on, forty in a
-# millisecond. GnuTLS asks by itself once in 300 GB; most others never do.
+# In TLS 1.2 either side may ask for another handshake, which is never needed. In TLS 1.3 either side may ask
+# for new keys with a message of 27 bytes. For each message OpenSSL derives keys and answers before it reads
+# on; forty messages take it a millisecond. GnuTLS sends such a message once in 300 GB; most other libraries
+# never do.
 
 MAX_KEY_UPDATES = 32
 
 _DONE = 0x20  # SSL_CB_HANDSHAKE_DONE
 _EXIT = 0x02  # SSL_CB_EXIT: a message of the handshake, or after it, has been processed
-_MAX_EXITS = 2 * MAX_KEY_UPDATES  # one for the request, and one for the answer
+_MAX_EXITS = 2 * MAX_KEY_UPDATES  # one exit for each request, one for its answer
 
 
 def bound_handshakes(context: SSL.Context) -> None:
-    """Make connections of a context end, as after close_notify, when the peer asks for more than that."""
+    """
+    Make connections of a context end, as after close_notify, when the peer asks for new keys more than
+    ``MAX_KEY_UPDATES`` times.
+    """
     from OpenSSL import SSL
 
     context.set_options(getattr(SSL, "OP_NO_RENEGOTIATION", 0))
@@ -61,25 +65,28 @@ def bound_handshakes(context: SSL.Context) -> None:
     context.set_info_callback(happened)
 
 
-# How many bytes TLS processes at a time, with either library.
+# How many bytes TLS processes at a time, with pyOpenSSL and with Python's ``ssl``.
 
 RECORD_BYTES = 2**14
-"""The largest content of a record."""
+"""The most plaintext bytes in a record."""
 
 BATCH_BYTES = 4 * RECORD_BYTES
-"""How much OpenSSL gets at a time, in either direction: it keeps as large a buffer for each connection."""
+"""
+The most bytes that OpenSSL gets at a time, in either direction: it keeps a buffer of that size for each
+connection.
+"""
 
 DELIVERY_BYTES = 2 * BATCH_BYTES
-"""How much is decrypted before it is copied to a separate buffer."""
+"""The most bytes that are decrypted before they are copied to a separate buffer."""
 
 GATHERED_BYTES = 2 * BATCH_BYTES
 """
-How much is encrypted before it is sent: each system call costs time, and wakes the receiver, which costs
-time there.
+How many encrypted bytes are collected before they are sent: each system call costs time, and wakes the
+receiver, where it costs time, too.
 """
 
 
-# The client's contexts, without Twisted, for ``preconnect``.
+# The client's contexts; this part needs no Twisted, so ``preconnect`` can use it.
 
 
 def client_context(protocols: Sequence[str] = ()) -> ssl.SSLContext:
@@ -87,11 +94,11 @@ def client_context(protocols: Sequence[str] = ()) -> ssl.SSLContext:
     Return a client's context for TLS 1.2 and 1.3, which does not check certificates.
 
     Args:
-        protocols: to offer (ALPN).
+        protocols: the protocols to offer by ALPN.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # done by ``client_tls.CheckCertificate``
+    context.verify_mode = ssl.CERT_NONE  # ``client_tls.CheckCertificate`` checks the certificate
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(CIPHERS)
     context.options |= ssl.OP_NO_RENEGOTIATION
@@ -103,24 +110,25 @@ def client_context(protocols: Sequence[str] = ()) -> ssl.SSLContext:
 @cache
 def http_context() -> ssl.SSLContext:
     """
-    Return the shared context of all HTTP/1.1 connections; creating one takes a third of a millisecond.
+    Return the context that all HTTP/1.1 connections share; creating a context takes a third of a millisecond.
     """
-    # A server with HTTP/2 might select it if it were offered.
+    # HTTP/2 is not offered, since a server might select it.
     return client_context(("http/1.1",))
 
 
-# Self-signed certificates: the peer knows the key, and checks nothing else.
+# Self-signed certificates: peers know the server's public key, and check nothing else.
 
 
 def self_signed_pem(
     key: RSAPrivateKey | EllipticCurvePrivateKey, name: str, valid: timedelta
 ) -> bytes:
     """
-    Return a key and a new certificate for it, PEM.
+    Return a key and a new certificate for the key, as PEM.
 
     Args:
         name: the common name of subject and issuer.
-        valid: how long it is valid from now on; it starts a day ago, for clocks that are slow.
+        valid: how long the certificate is valid from now on; validity starts a day ago, for clocks that are
+            slow.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes

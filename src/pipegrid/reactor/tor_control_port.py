@@ -1,8 +1,9 @@
 """
-Tor's control port: where its SOCKS port is. The library ``txtorcon`` speaks the protocol.
+Asks Tor's control port for the address of Tor's SOCKS port. The library ``txtorcon`` speaks the protocol.
 
-The other end of the port need not be Tor: where Tor does not run, any user of this machine can listen on its
-TCP port. It gets no secret before it has shown that it knows Tor's cookie, and what it sends is bounded.
+The process that listens on the control port may not be Tor: while Tor does not run, any user of this machine
+can listen on its TCP port. So that process gets no secret before it has proved that it knows Tor's cookie,
+and the length of its answers is limited.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ CONTROL_ADDRESSES = (
     ProxyAddress("127.0.0.1", 9051),
     ProxyAddress("127.0.0.1", 9151),
 )
-"""Where the control port of Tor is if none is given, as in Tahoe-LAFS."""
+"""Where to look for Tor's control port if no address is configured, as in Tahoe-LAFS."""
 
 
 class ControlPortError(ProxyError):
@@ -46,8 +47,8 @@ class ControlPortError(ProxyError):
     A control port cannot be used.
 
     Attributes:
-        address: of the port.
-        reason: a clause for an error.
+        address: the address of the control port.
+        reason: a clause for the error message.
     """
 
     def __init__(self, address: ProxyAddress, reason: str) -> None:
@@ -61,11 +62,11 @@ class ControlPortError(ProxyError):
 
 async def connect_first(reactor: Any, addresses: Sequence[ProxyAddress]) -> Any:
     """
-    Connect to the first of some control ports that can be used; returns txtorcon's protocol.
+    Connect to the first usable control port of a list; return txtorcon's protocol.
 
     Raises:
         UsageError: the library is not installed.
-        ProxyError: none can be used; the text says why each cannot.
+        ProxyError: no control port can be used; the text says for each why not.
     """
     failures: list[ControlPortError] = []
     for address in addresses:
@@ -84,11 +85,11 @@ async def connect_first(reactor: Any, addresses: Sequence[ProxyAddress]) -> Any:
 
 async def connect_control(reactor: Any, address: ProxyAddress) -> Any:
     """
-    Connect to Tor's control port and authenticate; returns txtorcon's protocol.
+    Connect to Tor's control port and authenticate; return txtorcon's protocol.
 
     Raises:
         UsageError: the library is not installed.
-        ControlPortError: Tor is not reached there, or does not accept this user.
+        ControlPortError: Tor is not reached at the address, or does not accept this user.
     """
     factory = _control_factory(is_proven=bool(address.path))
     protocol: Any = None
@@ -107,11 +108,11 @@ async def connect_control(reactor: Any, address: ProxyAddress) -> Any:
 
 def _control_factory(is_proven: bool) -> Any:
     """
-    Return a factory of txtorcon's protocol, with bounds.
+    Return a factory of txtorcon's protocol that limits what is received.
 
     Args:
-        is_proven: the address itself shows that Tor listens there, such as a socket in its directory. Else
-            Tor must show that it knows its cookie.
+        is_proven: whether the address itself proves that Tor listens at it, such as a socket in Tor's
+            directory. Otherwise Tor must prove that it knows its cookie.
 
     Raises:
         UsageError: the library is not installed.
@@ -131,7 +132,7 @@ def _control_factory(is_proven: bool) -> Any:
                 return
             try:
                 super().dataReceived(data)
-            except Exception:  # the library's, about an answer that makes no sense
+            except Exception:  # txtorcon's error for a malformed answer
                 self.transport.abortConnection()
 
         def protocolinfo(self) -> Any:
@@ -139,7 +140,7 @@ def _control_factory(is_proven: bool) -> Any:
             return answer if is_proven else answer.addCallback(checked_methods)
 
         def _read_cookie(self, cookiefile: str) -> None:
-            super()._read_cookie(_open_cookie(cookiefile))  # which closes it
+            super()._read_cookie(_open_cookie(cookiefile))  # the library closes the file
 
     class BoundedControlFactory(txtorcon.TorProtocolFactory):  # type: ignore[misc]
         def buildProtocol(self, addr: Any) -> BoundedControl:
@@ -152,10 +153,11 @@ def _control_factory(is_proven: bool) -> Any:
 
 def checked_methods(answer: str) -> str:
     """
-    Return an answer about the methods to authenticate, if they let Tor show that it knows its cookie.
+    Return Tor's answer that lists its authentication methods, if a method makes Tor prove that it knows its
+    cookie.
 
     Raises:
-        ConnectionError: they do not.
+        ConnectionError: no listed method does.
     """
     methods = re.findall(r"METHODS=([A-Z,]*)", answer)
     if len(methods) != 1 or "SAFECOOKIE" not in methods[0].split(","):
@@ -168,7 +170,7 @@ def _open_cookie(path: str) -> int:
     Open the file that the other end names as its cookie.
 
     Raises:
-        OSError: it cannot be opened, or is no file of the size of a cookie.
+        OSError: the file cannot be opened, or does not have the size of a cookie.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     found = os.fstat(fd)
@@ -179,7 +181,7 @@ def _open_cookie(path: str) -> int:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the first line of an error's text, shortened, without the key of an onion service."""
+    """Return the first line of an error's text, shortened, and without the key of an onion service."""
     text = (str(error).splitlines() or [type(error).__name__])[0]
     text = _KEY.sub("(key)", text.partition(" while running:")[0])
     text = text.rstrip(".")
@@ -188,7 +190,7 @@ def reason_of(error: Exception) -> str:
 
 class TorControl:
     """
-    Finds out on a control port where Tor's SOCKS port is, once.
+    Asks a control port once where Tor's SOCKS port is.
 
     Args:
         address: of the control port.
@@ -200,7 +202,7 @@ class TorControl:
 
     async def socks_addresses(self, reactor: Any) -> tuple[ProxyAddress, ...]:
         """
-        Return where Tor's SOCKS ports are.
+        Return the addresses of Tor's SOCKS ports.
 
         Raises:
             UsageError: the library is not installed.
@@ -227,9 +229,11 @@ class TorControl:
 
 
 def listeners_in(text: str) -> tuple[ProxyAddress, ...]:
-    """Return the addresses in Tor's answer: quoted, separated by spaces; others are left out."""
+    """
+    Return the usable addresses from Tor's answer, in which addresses are quoted and separated by spaces.
+    """
     found = []
     for word in text.split():
-        with suppress(ValueError):  # of a kind that is not used here
+        with suppress(ValueError):  # skip addresses of a kind that is not used here
             found.append(parse_proxy_address(word.strip('"')))
     return tuple(found[:8])

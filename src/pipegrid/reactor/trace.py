@@ -1,5 +1,6 @@
 """
-Records where the time goes: spans in Chrome's trace-event format, for Perfetto or ``chrome://tracing``.
+Records how long operations take, as spans in Chrome's trace-event format, for Perfetto or
+``chrome://tracing``.
 
 Source: "Trace Event Format", the JSON array format, events "X" and "M".
 """
@@ -18,14 +19,16 @@ from twisted.python.failure import Failure
 T = TypeVar("T")
 
 BATCH_EVENTS = 256
-"""Events written at once: some 30 kB."""
+"""How many events are written at once, some 30 kB."""
 
 LIMIT_EVENTS = 100_000
-"""Events kept without a file: some 50 MB; as many as requests of 1 MiB for an upload of 100 GB."""
+"""
+The most events kept in memory without a file, some 50 MB: an upload of 100 GB has as many requests of 1 MiB.
+"""
 
 
 class TraceSpan:
-    """Something that has begun. Call ``end`` once."""
+    """An operation that has begun. Call ``end`` once."""
 
     __slots__ = ("began", "ended", "facts", "name", "row", "track")
 
@@ -49,23 +52,23 @@ class Tracing(Protocol):
     """The methods of a ``Tracer`` that traced code uses."""
 
     def span(self, name: str, row: str, **facts: object) -> AbstractContextManager[object]:
-        """Trace a block that does not wait."""
+        """Return a context manager that traces a block of code that does not wait."""
 
     def begin(self, name: str, row: str, **facts: object) -> TraceSpan:
-        """Begin a span that is ended by ``end``."""
+        """Begin a span; call ``end`` with it later."""
 
     def end(self, span: TraceSpan, **facts: object) -> None:
-        """End a span, and add further facts. A second call has no effect."""
+        """End a span, and add further facts to it. A second call has no effect."""
 
     def follow(self, deferred: Deferred[T], name: str, row: str, **facts: object) -> Deferred[T]:
-        """Trace from now until the Deferred fires or fails; returns it."""
+        """Trace the time from now until a Deferred fires or fails; return the Deferred."""
 
     def close(self) -> None:
-        """Write what is left. Spans that have not ended are lost."""
+        """Write the remaining events. Spans that have not ended are lost."""
 
 
 class _Row:
-    """One row of the viewer: its number, and which lanes are in use."""
+    """One row of the viewer: its number, and which of its lanes are in use."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -84,10 +87,10 @@ class Tracer:
     """
     Collects spans.
 
-    A span has a name, a row, a beginning, an end and facts. A row is what a viewer shows as a process: a
-    server, ``cpu``, ``window``. Pipelined requests overlap, and complete events ("X") of one thread may
-    only nest; so each span gets the first free lane of its row, and lanes are the viewer's threads. The
-    number of lanes of a server thus shows the depth of its pipeline.
+    A span has a name, a row, a beginning, an end and facts. A viewer shows each row (a server, ``cpu``,
+    ``window``) as a process. Pipelined requests overlap, but complete events ("X") of one thread may only
+    nest; so each span gets the first free lane of its row, and the viewer shows lanes as threads. The number
+    of lanes of a server thus shows the depth of its pipeline.
 
         tracer = Tracer(reactor.seconds, open("put.trace", "wb"))
         with tracer.span("encode", row="cpu", segment=3):
@@ -95,9 +98,9 @@ class Tracer:
         tracer.follow(server.write(...), "write", row=server.nickname, offset=0)
         tracer.close()
 
-    With a file, only a few hundred events are in memory, and the file is complete JSON after every batch,
-    if it can seek; a file that cannot lacks the final bracket after an interruption, which viewers accept.
-    Without a file the newest events stay in memory, up to a limit.
+    With a file, only a few hundred events are in memory. If the file can seek, it is complete JSON after
+    every batch; otherwise it lacks the final bracket after an interruption, which viewers accept. Without a
+    file the newest events stay in memory, up to a limit.
 
     Attributes:
         dropped: how many events were dropped because of the limit; only without a file.
@@ -111,8 +114,8 @@ class Tracer:
     ) -> None:
         """
         Args:
-            clock: seconds; the trace begins at zero with its first value.
-            output: where to write; the caller closes it, after ``close``.
+            clock: returns seconds; the trace begins at time zero with the first value.
+            output: the file to write; the caller closes it after ``close``.
             limit_events: without output, how many events to keep.
         """
         self._clock = clock
@@ -121,13 +124,13 @@ class Tracer:
         self._limit_events = limit_events
         self._rows: dict[str, _Row] = {}
         self._events: deque[dict[str, object]] = deque()
-        self._tail_bytes = 0  # how much of the file's end the next batch overwrites
+        self._tail_bytes = 0  # bytes at the end of the file that the next batch overwrites
         self._wrote = False
         self.dropped = 0
 
     @contextmanager
     def span(self, name: str, row: str, **facts: object) -> Iterator[TraceSpan]:
-        """Trace a block; an exception ends the span, too."""
+        """Return a context manager that traces a block of code; an exception ends the span, too."""
         span = self.begin(name, row, **facts)
         try:
             yield span
@@ -166,7 +169,7 @@ class Tracer:
         )
 
     def follow(self, deferred: Deferred[T], name: str, row: str, **facts: object) -> Deferred[T]:
-        """Trace a Deferred; a failure is recorded with the name of its class, and passed on."""
+        """Trace a Deferred; a failure is recorded with the name of its exception class, and passed on."""
         span = self.begin(name, row, **facts)
 
         def fired(result: T) -> T:
@@ -192,7 +195,7 @@ class Tracer:
         self._output = None
 
     def events(self) -> list[dict[str, object]]:
-        """The events in memory, with the names of the rows, as in a file."""
+        """The events in memory, with the names of the rows, in the format of the file."""
         return [*map(self._row_name, self._rows), *self._events]
 
     def _microseconds(self, seconds: float) -> float:

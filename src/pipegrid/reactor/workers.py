@@ -1,6 +1,7 @@
 """
-Work in threads, with results in the reactor's thread: CPU work in a few of them, such as hashing, encryption
-and coding; and calls that may wait for another program for ever, such as reading a pipe, each in its own.
+Runs functions in threads, and delivers results in the reactor's thread. A few shared threads do CPU work,
+such as hashing, encryption and coding; calls that may wait for another program for ever, such as reading a
+pipe, each get their own thread.
 """
 
 from __future__ import annotations
@@ -30,11 +31,14 @@ T = TypeVar("T")
 NO_THREAD = "it takes a thread, and the system gives no more; see 'ulimit -u'"
 
 BLOCKING_LIMIT = 256
-"""Limit of calls at a time; each takes a thread and up to four descriptors."""
+"""The most blocking calls at the same time; each takes a thread and up to four descriptors."""
 
 
 class BlockingCall:
-    """Used by a call in its thread to wait, and by the reactor to cancel it."""
+    """
+    One blocking call: the call waits through this object in its thread, and the reactor cancels the call
+    through it.
+    """
 
     def __init__(self) -> None:
         self._woken, self._wake = os.pipe()
@@ -48,21 +52,25 @@ class BlockingCall:
             raise defer.CancelledError
 
     def wait_readable(self, fd: int) -> None:
-        """Wait until a descriptor can be read, or is at its end; raises CancelledError."""
+        """
+        Wait until a descriptor can be read or is at its end; raise CancelledError if the call is cancelled.
+        """
         self._wait(fd, select.POLLIN)
 
     def wait_writable(self, fd: int) -> None:
-        """Wait until a descriptor can be written, or has failed; raises CancelledError."""
+        """
+        Wait until a descriptor can be written or has failed; raise CancelledError if the call is cancelled.
+        """
         self._wait(fd, select.POLLOUT)
 
     def sleep(self, seconds: float) -> None:
-        """Wait for a time; raises CancelledError."""
+        """Wait for some seconds; raise CancelledError if the call is cancelled."""
         self._wait(None, 0, seconds)
 
     def undo(self, action: Callable[[], object]) -> None:
         """
-        Register a function that runs in either thread if the call is cancelled; raises CancelledError if it
-        was.
+        Register a function that runs, in either thread, when the call is cancelled. If the call is already
+        cancelled, run the function now and raise CancelledError.
         """
         with self._lock:
             if not self._given_up:
@@ -79,20 +87,20 @@ class BlockingCall:
         poll.poll(None if seconds is None else 1000 * seconds)
         self.check()
 
-    # For the reactor, and for the end of the thread.
+    # Methods for the reactor's thread.
 
     def give_up(self) -> None:
-        """Cancel the call; to be called once."""
+        """Cancel the call; must be called at most once."""
         with self._lock:
             self._given_up = True
             actions, self._undo = self._undo, []
             os.close(self._wake)
         for action in actions:
-            with suppress(Exception):  # it was to release something, and nothing more can be done
+            with suppress(Exception):  # it should release something; a failure cannot be handled
                 action()
 
     def ended(self) -> None:
-        """Release the descriptors after the thread has ended; in the reactor's thread, once."""
+        """Release the descriptors after the thread has ended; called once, in the reactor's thread."""
         os.close(self._woken)
         if not self._given_up:
             os.close(self._wake)
@@ -111,13 +119,13 @@ class _Entry:
 
 class BlockingCalls:
     """
-    Runs functions that may wait for ever; called only from the reactor's thread.
+    Runs functions that may wait for ever; may be called only from the reactor's thread.
 
     When the Deferred of a call is cancelled, or all calls are stopped, the Deferred fails at once, and the
     functions that the call has registered with ``undo`` run. The thread ends as soon as the call uses its
-    ``BlockingCall``; waiting for a descriptor is interrupted. A thread that waits inside another object's
-    ``read`` or ``write`` cannot be interrupted; it ends when that returns, and its result is dropped.
-    Threads are daemons, which do not keep the process alive.
+    ``BlockingCall``; a wait for a descriptor is interrupted. A thread that waits inside another object's
+    ``read`` or ``write`` cannot be interrupted; the thread ends when that method returns, and its result is
+    dropped. Threads are daemons, which do not keep the process alive.
 
     At most ``BLOCKING_LIMIT`` threads run, including those of cancelled calls; further calls wait in order.
     """
@@ -137,7 +145,9 @@ class BlockingCalls:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Deferred[T]:
-        """Fire with the function's result; its first argument is its ``BlockingCall``."""
+        """
+        Run a function; fires with its result. The first argument of the function is its ``BlockingCall``.
+        """
         entry = _Entry(lambda call: function(call, *args, **kwargs), self._cancel)
         self._waiting.append(entry)
         self._start_next()
@@ -153,7 +163,7 @@ class BlockingCalls:
             entry = self._waiting.popleft()
             try:
                 self._start(entry)
-            except (OSError, RuntimeError) as error:  # RuntimeError: no thread
+            except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
                 if isinstance(error, RuntimeError):
                     error = OSError(errno.EAGAIN, NO_THREAD)
                 entry.deferred.errback(Failure(error))
@@ -172,7 +182,7 @@ class BlockingCalls:
         self._threads.add(entry)
 
     def _serve(self, entry: _Entry, call: BlockingCall) -> None:
-        """In a thread: make the call, and pass its result to the reactor."""
+        """Run in a thread: make the call, and pass its result to the reactor."""
         try:
             result = entry.work(call)
         except BaseException:
@@ -196,25 +206,28 @@ class BlockingCalls:
 
 WORTH_A_THREAD_BYTES = 128 << 10
 """
-From this size on a thread is used to process the bytes once, such as for SHA-256. Using a thread takes about
-35 microseconds on an idle machine, in which a core with SHA instructions hashes 64 KiB: for less, the
-reactor would be busy longer with the thread than with the work.
+The least number of bytes for which work that processes each byte once, such as SHA-256, is worth a thread.
+Using a thread takes about 35 microseconds on an idle machine; in that time a core with SHA instructions
+hashes 64 KiB. For fewer bytes, the thread would cost the reactor more time than the work itself.
 """
 
 WAITING_LIMIT = 1024
-"""Limit of jobs that wait for a thread: far more than ten servers' encoders ever have at once."""
+"""The most jobs that may wait for a thread: far more than the encoders for ten servers ever need at once."""
 
 
 class CpuWorkers(Protocol):
-    """Runs functions that take long, in any thread."""
+    """Runs functions that take much CPU time, possibly in other threads."""
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
-        """Fire with the function's result, or fail with its exception."""
+        """Run a function; fires with its result, or fails with its exception."""
 
     def run_if_large(
         self, size_bytes: int, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> Deferred[T]:
-        """Run it as ``run`` does if it processes enough bytes for a thread, else at once."""
+        """
+        Run a function as ``run`` does if it processes enough bytes to be worth a thread; otherwise call it at
+        once.
+        """
 
     def run_blocking(
         self,
@@ -226,7 +239,7 @@ class CpuWorkers(Protocol):
         """Run a function that may wait for another program for ever; see ``BlockingCalls``."""
 
     def stop(self) -> Deferred[None]:
-        """Accept no more jobs, cancel those that have not begun, fire when the others have ended."""
+        """Accept no more jobs, cancel jobs that have not begun, and fire when the running jobs have ended."""
 
 
 class _Job:
@@ -242,14 +255,15 @@ class Workers:
     """
     Runs jobs in its own threads, which start with the first job. Call it from the reactor's thread only.
 
-    That pays only for functions that release the GIL for most of their time, as hashlib, pycryptodome and
-    zfec do on large buffers, and for enough work at once: see ``WORTH_A_THREAD_BYTES``. At most ``threads``
-    jobs run, as many again are queued so that no thread waits for the reactor, and the others wait in
-    order. More than ``waiting_limit`` of them is an error of a caller that does not wait.
+    Threads help only functions that release the GIL for most of their time, as hashlib, pycryptodome and zfec
+    do on large buffers, and only with enough work per call: see ``WORTH_A_THREAD_BYTES``. At most ``threads``
+    jobs run, as many again are queued so that no thread waits for the reactor, and further jobs wait in
+    order. If more than ``waiting_limit`` jobs wait, ``run`` raises an error: the caller should have waited
+    for earlier jobs.
 
-    A job that has not begun is dropped when it is cancelled. A running one cannot be interrupted: it
-    finishes, and its result is dropped. Its buffers must not change until ``stop`` has fired, or must be
-    owned by the job alone. A function that may wait for another program would block a thread for ever; use
+    A job that has not begun is dropped when it is cancelled. A running job cannot be interrupted: it
+    finishes, and its result is dropped. The job's buffers must not change until ``stop`` has fired, or must
+    be owned by the job alone. A function that may wait for another program would block a thread for ever; use
     ``run_blocking`` for it.
 
     The threads read a ``SimpleQueue``. Twisted's pool passes each job through two locks, a condition and a
@@ -261,18 +275,18 @@ class Workers:
     ) -> None:
         """
         Args:
-            reactor: passes on the results; if it can shut down, it first waits for ``stop``.
-            threads: how many jobs run at once; more than the number of cores gains nothing.
+            reactor: passes on the results; if it is a real reactor, its shutdown waits for ``stop``.
+            threads: how many jobs run at once; more threads than cores gain nothing.
 
         Raises:
-            UsageError: there is not at least one thread.
+            UsageError: ``threads`` is less than one.
         """
         if threads < 1:
             raise UsageError(f"work cannot be done by {threads} threads; give at least 1")
         self._reactor = reactor
         self._threads = threads
         self._waiting_limit = waiting_limit
-        self._queue: SimpleQueue[_Job | None] = SimpleQueue()  # None: the end of a thread
+        self._queue: SimpleQueue[_Job | None] = SimpleQueue()  # None ends a thread
         self._started: list[Thread] = []
         self._shutdown_trigger: Any = None
         self._waiting: deque[_Job] = deque()
@@ -290,12 +304,12 @@ class Workers:
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
         """
-        Run the function in a thread, when one is free.
+        Run the function in a thread as soon as one is free.
 
         Raises:
-            UsageError: stopped, or ``waiting_limit`` jobs wait already.
+            UsageError: the workers were stopped, or ``waiting_limit`` jobs wait already.
 
-        After the reactor has stopped the workers, jobs are cancelled, as are those that have not begun.
+        After a shutdown of the reactor has stopped the workers, new jobs are cancelled at once instead.
         """
         if self._reactor_stopped:
             return defer.fail(defer.CancelledError())
@@ -313,7 +327,7 @@ class Workers:
     def run_if_large(
         self, size_bytes: int, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> Deferred[T]:
-        """Run the function in a thread if ``size_bytes`` is enough for one, else in this thread."""
+        """Run the function in a thread if ``size_bytes`` is worth one; otherwise in this thread."""
         if size_bytes < WORTH_A_THREAD_BYTES:
             return defer.execute(function, *args, **kwargs)
         return self.run(function, *args, **kwargs)
@@ -329,7 +343,7 @@ class Workers:
         Run a function that may wait for another program, in a separate thread.
 
         Raises:
-            UsageError: stopped.
+            UsageError: the workers were stopped.
         """
         if self._stopped:
             raise UsageError("these workers have been stopped; make new ones")
@@ -337,10 +351,10 @@ class Workers:
 
     def stop(self) -> Deferred[None]:
         """
-        Cancel the jobs that have not begun, and all blocking calls; fire when all others and their threads
-        have ended.
+        Cancel the jobs that have not begun, and all blocking calls; fire when all running jobs and their
+        threads have ended.
 
-        A second call waits for the same end.
+        A further call returns a Deferred for the same end.
         """
         self._stopped = True
         self._blocking.stop()
@@ -355,12 +369,12 @@ class Workers:
     def _hand_over(self) -> None:
         while self._waiting and len(self._handed_over) < 2 * self._threads:
             if len(self._started) < min(self._threads, len(self._handed_over) + 1):
-                self._start_thread()  # if the system has no more, the existing ones do it
+                self._start_thread()  # may fail: then the existing threads take the job
             job = self._waiting.popleft()
             self._handed_over.add(job)
             if self._started:
                 self._queue.put(job)
-            else:  # slower, but it never waits for ever
+            else:  # no thread at all: run the job in the reactor's thread
                 self._reactor.callFromThread(self._work, job)
 
     def _start_thread(self) -> None:
@@ -368,25 +382,25 @@ class Workers:
         if not start_thread(thread):
             return
         if not self._started and IReactorCore.providedBy(self._reactor):
-            # Idle threads would keep the process alive for ever.
+            # Stop the threads at shutdown: idle threads would keep the process alive for ever.
             self._shutdown_trigger = self._reactor.addSystemEventTrigger(
                 "before", "shutdown", self._shut_down
             )
         self._started.append(thread)
 
     def _shut_down(self) -> Deferred[None]:
-        self._shutdown_trigger = None  # it is being fired, and so cannot be removed
+        self._shutdown_trigger = None  # the trigger is firing now, so it cannot be removed
         self._reactor_stopped = True
         return self.stop()
 
     def _serve(self) -> None:
-        """In a thread: run jobs until None."""
+        """Run in a thread: run jobs until the queue returns None."""
         while (job := self._queue.get()) is not None:
             self._work(job)
-            del job  # release what it holds while there is nothing to do
+            del job  # release the job's objects before waiting for the next job
 
     def _work(self, job: _Job) -> None:
-        """In a thread: run the job, unless it was cancelled."""
+        """Run in a thread: run the job, unless it was cancelled."""
         result: object
         call, job.call = job.call, None
         assert call is not None
@@ -397,7 +411,7 @@ class Workers:
                 result = call()
             except BaseException:
                 result = Failure()
-        # The function's buffers must not live until the next job.
+        # Release the function's buffers before the next job.
         del call
         self._reactor.callFromThread(self._ended, job, result)
 
@@ -420,7 +434,7 @@ class Workers:
         for _ in self._started:
             self._queue.put(None)
         for thread in self._started:
-            # Each has passed on its result and is about to wait, so joining takes no time.
+            # Each thread has passed on its result and is about to wait, so joining takes no time.
             thread.join()
         self._started.clear()
         if self._shutdown_trigger is not None:

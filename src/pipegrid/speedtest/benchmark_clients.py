@@ -1,4 +1,7 @@
-"""Sessions of the speed test's clients: with a grid, or with a gateway over HTTP; and their files."""
+"""
+The clients that the speed test measures: sessions with a grid, or with a gateway over HTTP; and the files
+that they transfer.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +16,24 @@ from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import CorruptionError, GridError, ServerUnreachable, UsageError
 from pipegrid.grid.file_grid import Grid
 
-# Files have new random bytes, so that none is stored already, and none can be compressed.
+# Files have new random bytes, so that no file is stored already or can be compressed.
 
 
 def new_files(rng: random.Random, sizes: Iterable[int]) -> list[bytes]:
-    """Return files of these sizes that were never stored before; the same seed gives the same ones."""
+    """Return files of these sizes that were never stored before; the same seed gives the same files."""
     return [rng.randbytes(size) for size in sizes]
 
 
 class Comparing:
     """
-    A sink in preallocated memory, whose content is compared with the expected bytes.
+    A sink in preallocated memory; later its content is compared with the expected bytes.
 
-    So while time is measured each byte is copied once, as to a file, and no page is touched for the first
-    time.
+    So while time is measured, each byte is copied once, as when writing to a file, and no memory page is
+    touched for the first time.
     """
 
     name = "the comparison"
-    written_in_reactor = True  # it never waits
+    written_in_reactor = True  # writing never waits
 
     def __init__(self, expected: bytes) -> None:
         self._expected = expected
@@ -39,10 +42,10 @@ class Comparing:
 
     def write(self, data: Any) -> int:
         """
-        Keep the next bytes.
+        Store the next bytes.
 
         Raises:
-            CorruptionError: there are more than expected.
+            CorruptionError: there are more bytes than expected.
         """
         size = len(data)
         if self._at + size > len(self._expected):
@@ -56,10 +59,10 @@ class Comparing:
 
     def check(self) -> None:
         """
-        Compare the bytes.
+        Compare the received bytes with the expected ones.
 
         Raises:
-            CorruptionError: they are not the expected ones.
+            CorruptionError: the bytes differ.
         """
         if self._at != len(self._expected):
             raise CorruptionError(
@@ -69,8 +72,8 @@ class Comparing:
             raise CorruptionError("other bytes came back than were stored; report this")
 
 
-# A gateway is any HTTP server that stores what is ``PUT`` to ``/uri``, answers with a cap, and returns it
-# for ``GET /uri/CAP``. Tahoe-LAFS's nodes do, so the same code measures them.
+# A gateway is any HTTP server that stores the body of a ``PUT`` to ``/uri``, answers with a cap, and returns
+# the file for ``GET /uri/CAP``. Nodes of Tahoe-LAFS do so, too, and are measured by the same code.
 
 MAX_CAP_BYTES = 4096
 
@@ -85,13 +88,13 @@ GATEWAY_CONNECT_TIMEOUT_S = 30.0
 
 
 class Session(Protocol):
-    """A client; its connections stay open between calls."""
+    """A client whose connections stay open between calls."""
 
     async def put(self, data: bytes, params: Params | None = None) -> str:
         """Store a file; returns its cap."""
 
     async def get(self, cap: str, sink: Comparing) -> None:
-        """Read a file into ``sink``, which compares it with the expected bytes."""
+        """Read a file into ``sink``, which later compares the bytes with the expected ones."""
 
     async def close(self) -> None:
         """End the session, with all its connections."""
@@ -99,11 +102,11 @@ class Session(Protocol):
 
 class GridSession:
     """
-    ``pipegrid.Grid``, as an application uses it.
+    A session with ``pipegrid.Grid``, which it uses as an application does.
 
     Args:
-        every_share: fail if a put does not wait for some server: with equal servers its time would be
-            compared with bytes that were not sent.
+        every_share: fail if a put does not wait for some server. With equal servers every share should be
+            sent; otherwise the measured time would belong to fewer bytes than assumed.
     """
 
     def __init__(self, grid: Grid, every_share: bool = False) -> None:
@@ -111,7 +114,9 @@ class GridSession:
         self._every_share = every_share
 
     async def put(self, data: bytes, params: Params | None = None) -> str:
-        """Store a file; fewer servers than shares of a sweep are not an error."""
+        """
+        Store a file. In the encoding sweep, happiness is reduced to the number of shares if they are fewer.
+        """
         happy = None
         if params is not None:
             happy = min(self._grid.config.happy, params.total_shares)
@@ -132,7 +137,7 @@ class GridSession:
 
 class GatewaySession:
     """
-    An HTTP client with its own connections.
+    A session with a gateway: an HTTP client with its own connections.
 
     Args:
         url: of the gateway, without ``/uri``.
@@ -145,12 +150,12 @@ class GatewaySession:
         self._url = url
         self._pool = HTTPConnectionPool(reactor)
         self._pool.maxPersistentPerHost = GATEWAY_CONNECTIONS
-        self._pool.retryAutomatically = False  # a put that is sent twice would be measured twice
+        self._pool.retryAutomatically = False  # a repeated put would be measured twice
         agent = Agent(reactor, connectTimeout=GATEWAY_CONNECT_TIMEOUT_S, pool=self._pool)
         self._client = treq.client.HTTPClient(agent)
 
     async def put(self, data: bytes, params: Params | None = None) -> str:
-        """Store a file with the gateway's own parameters."""
+        """Store a file with the gateway's own encoding parameters."""
         import treq
 
         response = await self._ask("PUT", f"{self._url}/uri", data=data)
@@ -194,7 +199,7 @@ class GatewaySession:
 
 
 def _reason(error: Exception) -> str:
-    """Return the reason of a failure, without the nesting of HTTP clients."""
+    """Return the original error of a failure, which HTTP clients nest in other errors."""
     reasons = getattr(error, "reasons", None)
     if reasons:
         error = reasons[0].value

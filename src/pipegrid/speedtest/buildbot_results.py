@@ -1,6 +1,6 @@
 """
-The verdict of a build step on a speed test: figures from its lines, results from its JSON; pure, without
-Buildbot.
+The verdict of a build step on a speed test: it reads figures from the test's lines and results from its JSON.
+Pure, without Buildbot.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ _ROUND = re.compile(r"round \d+ of \d+: .+")
 _KILOBYTES = {"": 0.001, "k": 1.0, "M": 1e3, "G": 1e6}
 
 REQUIRED = ("upload-per-file", "download-per-file")
-"""Figures without which a test is incomplete; round trips are not always known."""
+"""Figures that every complete test has; round trips may be unknown."""
 
 MAX_PREFIX = 100
 _PREFIX = re.compile(r"[a-zA-Z_-][.a-zA-Z0-9_-]*")
 """
-Names allowed in paths of Buildbot's data API (``buildbot.util.pathmatch``), which finds earlier builds.
+Prefixes that are allowed in paths of Buildbot's data API (``buildbot.util.pathmatch``), which finds earlier
+builds.
 """
 
 _LEAST_RATE_BYTES = 100_000
-"""Smaller files do not measure throughput."""
+"""Files smaller than this do not measure throughput."""
 
 
 def prefix_problem(prefix: object) -> str | None:
-    """Return why a text cannot be the prefix of a build's data, as a clause; None if it can."""
+    """Return, as a clause, why a text cannot be the prefix of a build's data; None if it can."""
     if not isinstance(prefix, str):
         return "must be a string"
     if len(prefix) > MAX_PREFIX:
@@ -58,20 +59,20 @@ def prefix_problem(prefix: object) -> str | None:
 @attrs.define
 class Follower:
     """
-    Reads the lines of a speed test as they arrive: the progress of the rounds, and at the end the figures.
+    Reads the lines of a speed test as they arrive: the progress of the rounds, then the figures.
 
     Attributes:
-        figures: by the name of the property: ``upload-per-file`` (seconds), ``upload-per-file-RTT`` and
-            ``-total-RTT`` (round trips), ``upload-10MB`` (kB a second) and ``upload-10MB-of-TCP``
-            (percent); the same for ``download``.
-        last: the latest measurement, for people.
+        figures: by property name: ``upload-per-file`` (seconds), ``upload-per-file-RTT`` and ``-total-RTT``
+            (round trips), ``upload-10MB`` (kB a second) and ``upload-10MB-of-TCP`` (percent); the same for
+            ``download``.
+        last: the latest measurement, as text for people.
     """
 
     figures: dict[str, float] = attrs.field(factory=dict)
     last: str = ""
 
     def line(self, text: str) -> bool:
-        """Process the next line of output; returns whether it contained a figure or progress."""
+        """Process the next line of output; return whether it contained a figure or progress."""
         text = text.strip()
         if match := _TIME.match(text):
             name, times = match.group(1, 2)
@@ -98,11 +99,11 @@ class Follower:
         return True
 
     def missing(self) -> tuple[str, ...]:
-        """Return the required figures that were not among the lines."""
+        """Return the required figures that no line contained."""
         return tuple(name for name in REQUIRED if name not in self.figures)
 
     def summary(self) -> str:
-        """Return the main figures, for one line of a page."""
+        """Return the main figures as text for one line of a page."""
         parts = []
         for direction in ("upload", "download"):
             seconds = self.figures.get(f"{direction}-per-file")
@@ -113,7 +114,7 @@ class Follower:
             if trips is not None:
                 part += f" ({digits(trips)} RTT)"
             sized = [name for name in self.figures if re.fullmatch(rf"{direction}-\d+[kMG]B", name)]
-            if sized:  # the last one is the largest
+            if sized:  # the last size is the largest
                 size = sized[-1].partition("-")[2]
                 part += f", {size} at {rate(1000 * self.figures[sized[-1]])}"
             parts.append(part)
@@ -131,7 +132,10 @@ class ResultSet:
 
 
 def result_sets(run: Run) -> tuple[ResultSet, ...]:
-    """Return the medians of all measurements: seconds a file, round trips a file, plaintext a second."""
+    """
+    Return the medians of all measurements, as three sets: seconds per file, round trips per file, plaintext
+    bytes per second.
+    """
     measured = [(title((each.group, each.direction, each.name)), each) for each in run.measurements]
     rtt_s = run.average_rtt_s
     sets = [
@@ -167,14 +171,16 @@ def result_sets(run: Run) -> tuple[ResultSet, ...]:
 
 class EarlierBuilds:
     """
-    Chooses the earlier builds that a run is compared with: the last few good ones with the same parameters.
+    Chooses the earlier builds with which a run is compared: the last few good builds with the same
+    parameters.
 
-    A build that was slower than those before it is left out, or the second slow build in a row would pass.
-    One whose slowness was accepted is used, and all builds before it are left out.
+    A build that was slower than the builds before it is left out; otherwise a second slow build in a row
+    would pass. If the slowness of a build was accepted, that build is used, and all builds before it are left
+    out.
 
     Attributes:
-        runs: the chosen ones, the latest first.
-        unlike: how many were left out because machine or parameters differ.
+        runs: the chosen runs, the latest first.
+        unlike: how many runs were left out because their machine or parameters differ.
     """
 
     def __init__(self, run: Run, limit: int) -> None:
@@ -185,7 +191,7 @@ class EarlierBuilds:
         self.unlike = 0
 
     def offer(self, document: bytes, regressed: bool, accepted: bool) -> None:
-        """Examine the JSON of the next earlier build; one that this version cannot read is skipped."""
+        """Examine the JSON of the next earlier build; skip it if this version cannot read it."""
         if self._closed:
             return
         self._closed = accepted
@@ -203,7 +209,10 @@ class EarlierBuilds:
 
 
 def alike(one: Run, other: Run) -> bool:
-    """Return whether two runs were measured in the same manner on the same machine."""
+    """
+    Return whether two runs were measured on the same machine with the same parameters, except seed and number
+    of rounds.
+    """
     ours, theirs = (attrs.evolve(run.parameters, seed=0, rounds=0) for run in (one, other))
     shared = one.machine.keys() & other.machine.keys()
     return ours == theirs and all(one.machine[name] == other.machine[name] for name in shared)
@@ -215,9 +224,9 @@ class Verdict:
     The result of a build step.
 
     Attributes:
-        sentence: for the summary.
-        text: all of it, for a log.
-        regressed: whether anything became slower.
+        sentence: for the build's summary.
+        text: the whole comparison, for a log.
+        regressed: whether any measurement became slower.
     """
 
     sentence: str
@@ -227,11 +236,11 @@ class Verdict:
 
 def judge(run: Run, baseline: Sequence[Run], unlike: int = 0) -> Verdict:
     """
-    Compare a run with earlier ones; takes about a second, so call it in a worker thread.
+    Compare a run with earlier runs. This takes about a second, so call it in a worker thread.
 
     Args:
         baseline: the runs that ``EarlierBuilds`` chose.
-        unlike: how many it left out.
+        unlike: how many runs ``EarlierBuilds`` left out.
     """
     if not baseline:
         sentence = "nothing to compare with yet"
@@ -259,17 +268,17 @@ def _percent(ratio: float) -> str:
 
 
 def last_words(lines: Iterable[str]) -> str:
-    """Return the last line that is not empty, which gives the reason of a failure."""
+    """Return the last line of output that is not empty, which usually gives the reason of a failure."""
     said = [line.strip() for line in lines if line.strip()]
     return said[-1][:500] if said else ""
 
 
 def framed(report: str) -> str:
     """
-    Return a page that shows another page in a frame.
+    Return an HTML page that shows another page in a frame.
 
-    A build master shows HTML logs inside its own page. A report comes from a worker and has styles and
-    perhaps scripts: in the frame they cannot affect the master's page.
+    A build master shows HTML logs inside its own page. A report comes from a worker and may contain styles
+    and scripts: in the frame they cannot affect the master's page.
     """
     return (
         '<iframe sandbox="allow-scripts" title="speed test report"'

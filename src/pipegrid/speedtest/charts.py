@@ -1,4 +1,4 @@
-"""Charts of speed-test results: bars, curves, and their drawing as SVG."""
+"""Charts of speed-test results: makes bars and curves, and draws them as SVG."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from pipegrid.speedtest import report_figures
 from pipegrid.speedtest.run_results import DIRECTIONS, DOWN, UP, Burst, Measurement, Run
 
-# Each chart is drawn twice, wide, and narrow for phones, since a picture that shrinks has unreadable
-# letters. Colours are CSS variables of the page, so that its dark mode applies; text stays text. Nothing
-# depends on colour alone: up is solid, down is hatched or hollow, and every series is labelled.
+# Each chart is drawn twice, in a wide version and in a narrow one for phones, since letters in a scaled-down
+# picture would be unreadable. Colours are CSS variables of the page, so that its dark mode applies; text
+# stays text. No information depends on colour alone: up is solid, down is hatched or hollow, and every series
+# is labelled.
 
 _VARIABLES = ("ink", "muted", "line", "paper", UP, DOWN, "ceiling")
 COLOURS = {name: f"#00000{number}" for number, name in enumerate(_VARIABLES, 1)}
-"""What is drawn with, until the page's variables of these names take its place."""
+"""The colours used for drawing; in the page, its variables of these names replace them."""
 
 INK, MUTED, LINE, PAPER, *_, CEILING = COLOURS.values()
 MARKERS = {UP: "o", DOWN: "s"}
@@ -56,12 +57,12 @@ _SETTINGS: dict[str, Any] = {
 
 def draw(name: str, label: str, paint: Callable[[bool], Figure]) -> tuple[str, str]:
     """
-    Return a chart as two SVG elements, the wide and the narrow one.
+    Return a chart as two SVG elements, a wide one and a narrow one.
 
     Args:
-        name: unique in the page; starts the ids inside the SVG.
-        label: the text for readers who do not see the picture.
-        paint: makes the figure; its argument says whether it is the wide one.
+        name: unique in the page; the ids inside the SVG start with it.
+        label: the text for readers who cannot see the picture.
+        paint: makes the figure; its argument says whether to make the wide one.
     """
     drawn = []
     for kind, wide in (("wide", True), ("narrow", False)):
@@ -72,13 +73,13 @@ def draw(name: str, label: str, paint: Callable[[bool], Figure]) -> tuple[str, s
 
 
 def _svg(figure: Figure, name: str, label: str) -> str:
-    """Return a figure as an SVG element that can be in one page with others."""
+    """Return a figure as an SVG element; several such elements may be in one page."""
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     FigureCanvasSVG(figure).print_svg(buffer, metadata=nothing)
     text = "<svg" + buffer.getvalue().partition("<svg")[2]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    # It would affect the whole page; the page has the same style for its charts alone.
+    # Remove this style, which would affect the whole page; the page has the same style for its charts alone.
     text = re.sub(r'<style type="text/css">.*?</style>', "", text, flags=re.DOTALL)
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r'href="#', f'href="#{name}-', text)
@@ -109,11 +110,11 @@ def _add_axes(figure: Figure, left: float, right: float, top: float, bottom: flo
 
 
 def _write(axes: Axes, text: str, place: tuple[float, float], aside_px: Any, **style: Any) -> None:
-    """Write a text near a place, that many pixels to the right and up."""
+    """Write a text next to a place, shifted by ``aside_px`` to the right and up."""
     axes.annotate(text, place, aside_px, textcoords="offset points", **style)
 
 
-# Bars of a run: round trips of small files, throughput compared with raw TCP, speed by encoding.
+# Bar charts of a run: round trips of small files, throughput compared with raw TCP, speed by encoding.
 
 
 @attrs.frozen
@@ -126,7 +127,7 @@ class Bar:
 
     @property
     def value(self) -> float:
-        """Where the bar ends: the median of its samples."""
+        """The value at which the bar ends: the median of its samples."""
         return statistics.median(self.samples)
 
 
@@ -141,9 +142,9 @@ def bars(
     Return horizontal bars, in groups, from the top down.
 
     Args:
-        groups: title and bars of each.
-        wide: titles are next to their bars; otherwise above them.
-        ceiling: the value of the ceiling's line, if any.
+        groups: the title and the bars of each group.
+        wide: whether titles are next to their bars; otherwise above them.
+        ceiling: the value at which to draw the ceiling's line, if any.
         band: the range of the ceiling's own samples.
     """
     thickness, gap = 17.0, 14.0
@@ -178,7 +179,7 @@ def bars(
 
 
 def _ceiling(axes: Axes, ceiling: float, label: str, *, beyond: bool) -> None:
-    """Draw the line of the ceiling, with its name on the side that has space."""
+    """Draw the ceiling's line, and its name on the side of the line that has space."""
     axes.axvline(ceiling, color=CEILING, linewidth=1.5, linestyle=(0, (4, 2)))
     _write(
         axes,
@@ -197,13 +198,15 @@ def _title(axes: Axes, place: float, title: str, wide: bool) -> None:
     if wide:
         _write(axes, title, (0, place), (-12, 0), ha="right", va="center")
     else:
-        # The title covers the line of the ceiling.
+        # The title's background covers the ceiling's line.
         paper = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}
         axes.annotate(title, (0, place), ha="left", va="center", bbox=paper, zorder=5)
 
 
 def _limit(values: Sequence[float], ceiling: float | None) -> float:
-    """Return where the axis ends: longer bars are cut, so that one long bar does not make the others tiny."""
+    """
+    Return where the axis ends. Longer bars are cut, so that one long bar does not make the other bars tiny.
+    """
     usual = min(max(values), 4 * statistics.median(values))
     return max(usual * 1.03, (ceiling or 0.0) * 1.03, 1e-9)
 
@@ -216,7 +219,7 @@ def _bar(
     limit: float,
     line: tuple[float, float] | None,
 ) -> None:
-    """Draw a bar, its range, and then its label, which avoids the line of the ceiling."""
+    """Draw a bar, the range of its samples, and its label, which avoids the ceiling's line."""
     end = min(bar.value, limit)
     solid = bar.direction == UP
     axes.barh(
@@ -244,7 +247,7 @@ def _bar(
 
 
 def trips_chart(run: Run, wide: bool) -> Figure:
-    """Return bars of round trips a file."""
+    """Return a bar chart of round trips per file."""
 
     def bar(each: Measurement) -> Bar:
         samples = report_figures.trips(run, each)
@@ -254,7 +257,7 @@ def trips_chart(run: Run, wide: bool) -> Figure:
 
 
 def throughput_chart(run: Run, wide: bool) -> Figure:
-    """Return bars of throughput as a share of raw TCP."""
+    """Return a bar chart of throughput as a share of raw TCP."""
 
     def bar(each: Measurement) -> Bar:
         samples = report_figures.shares(run, each)
@@ -268,7 +271,7 @@ def throughput_chart(run: Run, wide: bool) -> Figure:
 
 
 def encoding_chart(run: Run, wide: bool) -> Figure:
-    """Return bars of plaintext a second for each k/n."""
+    """Return a bar chart of plaintext bytes per second for each k/n."""
 
     def bar(each: Measurement) -> Bar:
         return Bar(each.direction, _rates(each), report_figures.rate(each.bytes_per_s))
@@ -281,7 +284,7 @@ def _grouped(
     choose: Callable[[Run, str], Iterable[Measurement]],
     bar: Callable[[Measurement], Bar],
 ) -> list[tuple[str, list[Bar]]]:
-    """Return the bars of the chosen measurements of each direction, by the name of the measurement."""
+    """Return the bars of the chosen measurements, both directions of one measurement as one group."""
     groups: dict[str, list[Bar]] = {}
     for way in DIRECTIONS:
         for each in choose(run, way):
@@ -289,20 +292,20 @@ def _grouped(
     return list(groups.items())
 
 
-# Curves of a run: throughput over the window, one upload over time, the main figures over many runs.
+# Curves of a run: throughput by window, one upload over time, the main figures over many runs.
 
 MOST_SERVERS = 20
-"""The limit of rows in the timeline; the caption names the number of servers left out."""
+"""The most rows (servers) in the timeline; the caption says how many servers were left out."""
 
 
 def window_chart(run: Run, wide: bool) -> Figure:
-    """Return throughput over the window, a panel for each measured direction."""
+    """Return the throughput by window, with one panel for each measured direction."""
     ways = [way for way in DIRECTIONS if report_figures.window_curve(run, way)]
     height = 240.0
     figure = _figure(wide, height if wide else height * len(ways))
     for index, way in enumerate(ways):
         before, after = index, len(ways) - index - 1
-        if wide:  # next to each other
+        if wide:  # panels side by side
             step = WIDE_PX / len(ways)
             axes = _add_axes(figure, before * step + 62, after * step + 14, 34, 44)
         else:
@@ -313,7 +316,7 @@ def window_chart(run: Run, wide: bool) -> Figure:
 
 def _window_panel(axes: Axes, run: Run, way: str) -> None:
     curve = report_figures.window_curve(run, way)
-    # Measured windows are equally spaced; the last position is that of the automatic one.
+    # The fixed windows are equally spaced; the last position is for the automatic window.
     places = [float(index) for index in range(len(curve))]
     labels = [_short(each.window_bytes or 0) for each in curve]
     axes.set_title(
@@ -341,7 +344,7 @@ def _window_panel(axes: Axes, run: Run, way: str) -> None:
 def _fixed_windows(
     axes: Axes, curve: Sequence[Measurement], places: Sequence[float], way: str
 ) -> float:
-    """Draw the measured windows and the knee among them; returns the highest rate."""
+    """Draw the fixed windows, and mark the knee of their curve; return the highest rate."""
     colour = COLOURS[way]
     rates = [_rates(each) for each in curve]
     middles = [statistics.median(samples) for samples in rates]
@@ -357,7 +360,7 @@ def _fixed_windows(
 
 
 def _automatic_window(axes: Axes, auto: Measurement, place: float) -> float:
-    """Draw the automatic window; returns its rate."""
+    """Draw the automatic window; return its rate."""
     samples = _rates(auto)
     value = statistics.median(samples)
     axes.axhline(value, color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
@@ -367,7 +370,7 @@ def _automatic_window(axes: Axes, auto: Measurement, place: float) -> float:
 
 
 def _window_ticks(axes: Axes, places: Sequence[float], labels: Sequence[str]) -> None:
-    """Label the positions; if there are many, every second one. The automatic one is always labelled."""
+    """Label the positions, or every second one if there are many. The automatic window is always labelled."""
     axes.set_xticks(places, labels, fontsize=11)
     has_auto = labels[-1] == "auto"
     for number, tick in enumerate(axes.get_xticklabels()):
@@ -378,7 +381,7 @@ def _window_ticks(axes: Axes, places: Sequence[float], labels: Sequence[str]) ->
 
 
 def _rates(measured: Measurement) -> tuple[float, ...]:
-    """Return plaintext bytes a second of each sample."""
+    """Return the plaintext bytes per second of each sample."""
     return tuple(measured.files * measured.file_bytes / sample for sample in measured.samples_s)
 
 
@@ -388,7 +391,7 @@ def _short(value: int) -> str:
 
 
 def _plaintext_ceiling(run: Run, way: str, measured: Measurement) -> float | None:
-    """Return raw TCP in bytes of plaintext a second: without the additional bytes of the shares."""
+    """Return the rate of raw TCP in plaintext bytes per second: shares have more bytes than the plaintext."""
     ceiling = report_figures.raw(run, way)
     if not ceiling or not measured.wire_bytes:
         return None
@@ -396,7 +399,7 @@ def _plaintext_ceiling(run: Run, way: str, measured: Measurement) -> float | Non
 
 
 def timeline_chart(run: Run, wide: bool) -> Figure:
-    """Return what was sent and received by each server, over time."""
+    """Return a chart of the bytes sent to and received from each server, over time."""
     timeline = run.timeline
     assert timeline is not None
     servers = list(dict.fromkeys(burst.server for burst in timeline.bursts))[:MOST_SERVERS]
@@ -455,7 +458,7 @@ def timeline_chart(run: Run, wide: bool) -> Figure:
 
 def _names(servers: Sequence[str], width: float) -> tuple[list[str], float, float]:
     """
-    Break names of servers into lines, so that none is cut.
+    Break the names of servers into lines, so that no name is cut.
 
     Returns:
         the names, the width of their column, and the height of a row, in pixels.
@@ -467,7 +470,7 @@ def _names(servers: Sequence[str], width: float) -> tuple[list[str], float, floa
 
 
 def _broken(name: str, room_px: float) -> list[str]:
-    """Break a name into lines that fit, after hyphens and spaces if that is not too early."""
+    """Break a name into lines that fit, after a hyphen or space if the line does not become too short."""
     lines, line, line_px = [], "", 0.0
     for letter in name:
         if line and line_px + _letter_px(letter) > room_px:
@@ -481,7 +484,7 @@ def _broken(name: str, room_px: float) -> list[str]:
 
 
 def _letter_px(letter: str) -> float:
-    """Return enough width for a letter at the size of labels, in any font."""
+    """Return an upper bound for the width of a letter in labels, in any font."""
     if letter in "WMmw@%—" or ord(letter) > 0x2E80:
         return 11.5
     return 9.0 if letter.isupper() else 7.5
@@ -490,7 +493,9 @@ def _letter_px(letter: str) -> float:
 def _joined(
     bursts: Sequence[Burst], rows: dict[str, int], apart_s: float
 ) -> list[tuple[int, float, int]]:
-    """Join bursts of a server that look like one: row, time of the first, bytes."""
+    """
+    Join bursts of a server that would look like one; return row, time of the first burst, and bytes of each.
+    """
     found: list[tuple[int, float, int]] = []
     last: dict[int, int] = {}
     for each in sorted(bursts, key=lambda each: each.at_s):
@@ -507,7 +512,7 @@ def _joined(
 
 
 def history_chart(runs: Sequence[Run], wide: bool) -> Figure:
-    """Return the main figures over time, oldest run first, this one last."""
+    """Return the main figures over time, from the oldest run to this one."""
     panels: list[tuple[str, _Reader]] = [
         ("round trips for a small file", _trips_of),
         ("throughput of the largest file, of raw TCP", _shares_of),
@@ -600,7 +605,7 @@ def _rule(axes: Axes, text: Callable[[float], str]) -> None:
 def _label_ends(
     axes: Axes, ends: Sequence[tuple[float, str]], place: float, apart: float, percents: bool
 ) -> None:
-    """Write each series' name and last value at its end; names that would overlap move apart."""
+    """Write the name and last value of each series at its end; move names apart that would overlap."""
     if len(ends) == 2 and abs(ends[0][0] - ends[1][0]) < 1.4 * apart:
         middle = (ends[0][0] + ends[1][0]) / 2
         first = 1 if ends[0][0] >= ends[1][0] else -1

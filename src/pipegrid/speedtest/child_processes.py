@@ -34,19 +34,19 @@ from pipegrid.wire import server_address
 from pipegrid.wire.announcements import FURL, NURLS
 from pipegrid.wire.server_address import Furl, Nurl
 
-# Each process first prints one line of JSON, and ends when its standard input ends, so that none outlives its
-# parent, even one that was killed. ``Popen`` and the reactor's threads are used, since Twisted's own
-# processes need a signal handler that the command line does not install.
+# Each process first prints one line of JSON, and ends when its standard input ends, so that no process
+# outlives its parent, even if the parent is killed. ``Popen`` and the reactor's threads are used, since
+# Twisted's own process support needs a signal handler that the command line does not install.
 
 _JOB = "PIPEGRID_SPEEDTEST_JOB"
 
 CHILD_START_S = 120.0
-"""On a busy machine ten of them take long to start."""
+"""The time limit for the start of a process: on a busy machine ten processes start slowly."""
 CHILD_STOP_S = 10.0
 
 
 class ChildError(PipegridError):
-    """A process that the speed test needs did not start; what it printed says why."""
+    """A process that the speed test needs did not start; its output says why."""
 
 
 class ChildProcess:
@@ -54,7 +54,7 @@ class ChildProcess:
     A running process.
 
     Attributes:
-        said: its first line.
+        said: the parsed JSON of its first line.
     """
 
     def __init__(self, reactor: Any, process: subprocess.Popen[str]) -> None:
@@ -68,8 +68,8 @@ class ChildProcess:
 
     @as_deferred
     async def stop(self) -> None:
-        """Stop it; fires when it has ended."""
-        # From here on it ends, even if this process is killed.
+        """Stop the process; fires when it has ended."""
+        # Closing its input ends the process, even if this process is killed afterwards.
         self._process.terminate()
         await in_thread(self._reactor, reap, self._process, CHILD_STOP_S)
 
@@ -77,18 +77,19 @@ class ChildProcess:
 @as_deferred
 async def start_child(reactor: Any, module: str, job: Any) -> ChildProcess:
     """
-    Start ``python -m module``; fires with its first line. Cancelling stops it.
+    Start ``python -m module``; fires after its first line. Cancelling stops the process.
 
     Args:
-        job: its input, as JSON; no other user of the machine can read it.
+        job: input for the process, passed as JSON so that no other user of the machine can read it.
 
-    Fails with ChildError: it ended, printed something else, or nothing within ``CHILD_START_S``.
+    Fails with ChildError: the process ended, printed something else, or printed nothing within
+    ``CHILD_START_S``.
     """
     command = [sys.executable, "-m", module]
     process = _popen(command, {**environment(), _JOB: json.dumps(job)})
     child = ChildProcess(reactor, process)
     assert process.stdout is not None
-    # Killing it ends the read, so no thread is left.
+    # Killing the process ends the read, so no thread is left.
     limit = reactor.callLater(CHILD_START_S, process.kill)
     try:
         line = await in_thread(reactor, process.stdout.readline)
@@ -109,16 +110,16 @@ async def start_child(reactor: Any, module: str, job: Any) -> ChildProcess:
 
 
 def in_thread(reactor: Any, work: Callable[..., Any], *arguments: Any) -> Deferred[Any]:
-    """Call a function that may wait, in a thread of the reactor's pool."""
+    """Call a function that may block, in a thread of the reactor's pool."""
     return deferToThreadPool(reactor, reactor.getThreadPool(), work, *arguments)
 
 
 def reap(process: subprocess.Popen[str], within_s: float) -> None:
-    """Wait until a process that was stopped has ended, and kill it after ``within_s``."""
+    """Wait until a stopped process has ended; kill it after ``within_s``."""
     assert process.stdin is not None
     assert process.stdout is not None
     with contextlib.suppress(OSError):
-        process.stdin.close()  # some end by that, and have a thread that waits for it
+        process.stdin.close()  # some programs end when their input ends
     try:
         process.wait(within_s)
     except subprocess.TimeoutExpired:
@@ -128,19 +129,19 @@ def reap(process: subprocess.Popen[str], within_s: float) -> None:
 
 
 def _popen(command: Sequence[str], surroundings: dict[str, str]) -> subprocess.Popen[str]:
-    """Start a process with pipes to its input and from its output."""
+    """Start a process with pipes for its input and its output."""
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=surroundings)
 
 
 def environment() -> dict[str, str]:
-    """Return an environment in which Python finds this very package, installed or not."""
+    """Return an environment in which Python finds this copy of the package, installed or not."""
     source = str(Path(pipegrid.__file__).resolve().parent.parent)
     paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-# In the child process.
+# Functions for the child process.
 
 
 def be_child(start: Callable[[Any, Any], Any]) -> None:
@@ -148,14 +149,15 @@ def be_child(start: Callable[[Any, Any], Any]) -> None:
     Run a reactor until standard input ends.
 
     Args:
-        start: called with the reactor and the job; starts the work and returns the line to print, as JSON.
+        start: gets the reactor and the job, starts the work, and returns the value to print as one line of
+            JSON.
     """
     from twisted.internet import reactor as installed_reactor
 
     reactor: Any = installed_reactor
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C goes to the parent, which then stops this process
+    )  # the parent gets Ctrl-C, too, and stops this process
     said = start(reactor, json.loads(os.environ[_JOB]))
     tune_gc()
     _run_until_input_ends(reactor, said)
@@ -165,15 +167,15 @@ def _run_until_input_ends(reactor: Any, said: Any) -> None:
     """Print the first line, and run the reactor until standard input ends."""
     print(json.dumps(said), flush=True)
     reactor.callInThread(lambda: (sys.stdin.read(), reactor.callFromThread(reactor.stop)))
-    reactor.run(installSignalHandlers=False)  # SIGTERM needs no handler
+    reactor.run(installSignalHandlers=False)  # SIGTERM's default action is enough
 
 
-# The relay (``pipegrid.testing.link_relay``) runs in a separate process, so that it does not use the CPU
-# time of either side:
+# The relay (``pipegrid.testing.link_relay``) runs in a separate process, so that it does not use the CPU time
+# of client or servers:
 #
 #     python -m pipegrid.speedtest.child_processes --relay RTT_S HOST:PORT...
 #
-# prints a JSON list of ports, one for each target and one more for an echo, and runs until its standard
+# prints a JSON list of ports, one for each target and a last one for an echo, and runs until its standard
 # input ends.
 
 LOOPBACK = "127.0.0.1"
@@ -191,7 +193,7 @@ class FileEncoding:
 
     Attributes:
         params: k, n and the segment size.
-        happy: over how many servers shares must be spread.
+        happy: over how many servers the shares of a file must be spread.
     """
 
     params: Params
@@ -206,29 +208,32 @@ class FileEncoding:
 
 class Servers:
     """
-    Real storage servers, ``pipegrid serve`` processes on loopback, as a context manager; with a client's
-    directory that names them, and a relay that adds a round trip if required. Starting and stopping block.
+    Real storage servers, ``pipegrid serve`` processes on loopback, as a context manager; also makes a
+    client's directory that names them, and a relay that adds a round trip if required. Starting and stopping
+    block.
 
         with Servers(10, rtt_s=0.1) as servers:
             grid = await Grid.open(reactor, servers.client)
 
     Args:
-        count: how many.
-        rtt_s: round trip of the link to them; None for no relay.
-        durability: of the servers.
-        scratch: where directories are created; None for the usual place. The speed of its disk matters.
-        encoding: of the client's directory; None for the usual one, as far as the number of servers allows.
-        yielding: the niceness of the servers (0 to 19). On a grid each has its own CPU; here ten of them
-            would leave the client only a tenth of one.
+        count: how many servers.
+        rtt_s: round-trip time of the link to them; None for no relay.
+        durability: the durability policy of the servers.
+        scratch: where directories are created; None for the usual place. The speed of its disk affects
+            results.
+        encoding: of the client's directory; None for the usual encoding, as far as the number of servers
+            allows.
+        yielding: the niceness of the servers (0 to 19). In a real grid each server has its own CPU; ten
+            servers on this machine would leave the client only a tenth of one.
 
     Attributes:
-        encoding: of the client's directory.
+        encoding: the encoding in the client's directory.
         client: the client's directory.
         addresses: the servers' addresses for the client.
         furls: their Foolscap addresses, without the relay.
-        directories: of the servers.
-        processes: of the servers.
-        echo_port: echoes its input, over the same link; None without one.
+        directories: the servers' directories.
+        processes: the servers' processes.
+        echo_port: a port of the relay that echoes its input over the same link; None without a relay.
     """
 
     def __init__(
@@ -266,7 +271,7 @@ class Servers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self.processes:  # at the same time: each takes a moment to stop
+        for process in self.processes:  # stop all at the same time: each takes a moment
             process.terminate()
         for process in self.processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -274,15 +279,15 @@ class Servers:
         self._stack.close()
 
     def cpu_s(self) -> float:
-        """Return the CPU time that the servers have used so far, all together."""
+        """Return the CPU time that all servers together have used so far."""
         return sum(cpu_s(process.pid) for process in self.processes)
 
     def peak_bytes(self) -> int:
-        """Return the largest peak of memory of any of the servers."""
+        """Return the peak memory of the server that has used most."""
         return max(peak_bytes(process.pid) for process in self.processes)
 
     def _start(self, scratch: Path) -> None:
-        # ext4 places a directory by its name, so it differs in each run.
+        # ext4 chooses a directory's place on the disk by its name, so the name differs in each run.
         self.directories = [
             scratch / f"{scratch.name}-{server_name(number)}" for number in range(self._count)
         ]
@@ -308,18 +313,18 @@ class Servers:
         if self._profile is not None:
             python += ["-m", "cProfile", "-o", str(self._profile / directory.name)]
         arguments = ["--port", f"tcp:0:interface={LOOPBACK}", "--durability", self._durability]
-        # The servers end with this process, even if it is killed.
+        # The servers end with this process, even if this process is killed.
         program = ["-m", "pipegrid.speedtest.end_with_parent", "pipegrid.cli"]
         return [*python, *program, "-q", "-d", str(directory), "serve", *arguments]
 
 
 def spread_out(directory: str) -> None:
     """
-    Make the file system spread what is created in a directory, if it can (ext4).
+    Make the file system spread the entries of a directory over the disk, if it can (ext4).
 
-    So each server gets another part of the disk, and rarely one in which an earlier run has just removed
-    files: ext4 without a journal does not reuse an inode for five minutes after its removal, and skips all
-    such inodes in each search. Servers of small files took three times as long in a second run.
+    So each server gets a different part of the disk, and rarely a part in which an earlier run has just
+    removed files. ext4 without a journal does not reuse an inode for five minutes after its removal, and
+    skips all such inodes in each search: puts of small files took three times as long in a second run.
     """
     with contextlib.suppress(OSError):
         subprocess.run(["chattr", "+T", directory], stderr=subprocess.DEVNULL, timeout=START_S)
@@ -330,10 +335,10 @@ def running(
     command: Sequence[str], surroundings: dict[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
     """
-    Run a process as long as the context lasts; it is stopped afterwards, and killed if necessary.
+    Run a process within this context; afterwards stop it, and kill it if necessary.
 
     Args:
-        surroundings: its environment; None for one with this very package.
+        surroundings: its environment; None for one in which it finds this copy of the package.
     """
     process = _popen(command, environment() if surroundings is None else surroundings)
     try:
@@ -344,7 +349,7 @@ def running(
 
 
 def first_line(process: subprocess.Popen[str]) -> str:
-    """Return the first line of a process: that it is ready."""
+    """Return the first line of a process, which it prints when it is ready."""
     assert process.stdout is not None
     line = process.stdout.readline().strip()
     if not line:
@@ -368,14 +373,14 @@ def make_client(
 
 
 def at_ports(places: Sequence[A], ports: Sequence[int]) -> list[A]:
-    """Return the same addresses with the ports of a relay on this machine."""
+    """Return the same addresses, with the ports of a relay on this machine."""
     pairs = zip(places, ports, strict=True)
     evolve: Any = attrs.evolve
     return [evolve(place, host=LOOPBACK, port=port) for place, port in pairs]
 
 
 def server_name(number: int) -> str:
-    """Return the name of one of the servers."""
+    """Return the name of the server with this number."""
     return f"server{number:02}"
 
 
@@ -394,12 +399,12 @@ def peak_bytes(pid: int) -> int:
 
 
 def ping_s(port: int, count: int) -> list[float]:
-    """Return the times of ``count`` single bytes to the echo and back, one after the other."""
+    """Send ``count`` single bytes to the echo, one after the other; return the round-trip time of each."""
     times = []
     with socket.create_connection((LOOPBACK, port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(b"!")
-        connection.recv(1)  # the first one waits for the handshake of the link
+        connection.recv(1)  # the first byte also waits for the link's handshake
         for _ in range(count):
             began = time.perf_counter()
             connection.sendall(b"!")
@@ -408,11 +413,11 @@ def ping_s(port: int, count: int) -> list[float]:
     return times
 
 
-# The relay's process.
+# The process of the relay.
 
 
 def relay(rtt_s: float, targets: Sequence[str]) -> None:
-    """Relay to each target, and to an echo, until standard input ends."""
+    """Relay connections to each target, and to an echo, until standard input ends."""
     from twisted.internet import reactor as installed_reactor
     from twisted.internet.endpoints import TCP4ClientEndpoint
     from twisted.internet.protocol import Factory
@@ -433,7 +438,10 @@ def relay(rtt_s: float, targets: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Run the relay to the servers in this process, with ``relay`` and the arguments."""
+    """
+    Run the relay to the servers in this process; the arguments are ``--relay``, the round-trip time and the
+    targets.
+    """
     parser = argparse.ArgumentParser(description="The link in front of a speed test's servers.")
     parser.add_argument("--relay", type=float, metavar="RTT_S", required=True)
     parser.add_argument("targets", nargs="+", metavar="HOST:PORT")

@@ -1,10 +1,10 @@
 """
-Runs a module as a process that ends with the process that started it, even if that was killed.
+Runs a module in a process that ends with its parent process, even if the parent is killed.
 
     python -m pipegrid.speedtest.end_with_parent MODULE ARGUMENT...
 
 runs ``python -m MODULE ARGUMENT...``, which gets SIGTERM when its standard input ends, and is killed
-``STOP_S`` seconds later. So nothing may write to that input, and its other end must stay open.
+``STOP_S`` seconds later. So the parent must keep that input open, and write nothing to it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """
-The HTML report of a run: one file that needs nothing else. Its libraries come with ``pipegrid[speedtest]``.
+Writes the HTML report of a run, a single self-contained file. The libraries needed come with
+``pipegrid[speedtest]``.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from pipegrid.speedtest import report_figures
 from pipegrid.speedtest.run_results import DIRECTIONS, DOWN, UP, Run, Timeline
 
 MOST_HISTORY = 50
-"""The limit of earlier runs in a picture; the latest are shown."""
+"""The most earlier runs in a picture; the latest ones are shown."""
 
 
 LIBRARIES = {"Jinja2": "jinja2", "matplotlib": "matplotlib"}
-"""The packages of ``pipegrid[speedtest]`` that a report needs, and their modules."""
+"""The packages of ``pipegrid[speedtest]`` that a report needs, each with its module."""
 
 
 @attrs.frozen
 class Section:
     """
-    A picture with its sentence.
+    A picture with its title and text.
 
     Attributes:
-        name: of the element; ``title`` and ``text`` are above the picture.
-        wide, narrow: the picture, as SVG elements.
+        name: of the HTML element; ``title`` and ``text`` are above the picture.
+        wide, narrow: two versions of the picture, as SVG elements.
         key: whether the picture needs the explanation of bars.
     """
 
@@ -49,9 +50,9 @@ def write_report(path: Path | str, run: Run, history: Sequence[Run] = ()) -> Non
     Write one self-contained HTML file about a run.
 
     Args:
-        path: of the file; replaced atomically.
-        run: the subject.
-        history: earlier runs, oldest first, of the same kind.
+        path: the file; it is replaced atomically.
+        run: the run to report.
+        history: earlier runs with the same parameters, oldest first.
 
     Raises:
         UsageError: the libraries for drawing are not installed, or the file cannot be written.
@@ -72,7 +73,7 @@ def write_report(path: Path | str, run: Run, history: Sequence[Run] = ()) -> Non
 
 def check_libraries() -> None:
     """
-    Check whether a report could be drawn, without importing the libraries.
+    Check whether the libraries for a report are installed, without importing them.
 
     Raises:
         UsageError: a library for drawing is not installed.
@@ -86,7 +87,7 @@ def check_libraries() -> None:
 
 
 def render_report(run: Run, history: Sequence[Run] = ()) -> str:
-    """Return the page; arguments and errors as of `write_report`."""
+    """Return the HTML page; arguments and errors as for ``write_report``."""
     check_libraries()
     import jinja2
 
@@ -188,7 +189,7 @@ def _sections(run: Run, history: Sequence[Run]) -> list[Section]:
 
 
 def _timeline_words(timeline: Timeline, most_servers: int) -> tuple[str, str]:
-    """Return the title of the picture of one upload, and its text."""
+    """Return the title and the text of the picture of one upload."""
     taken = timeline.took_s / timeline.rtt_s if timeline.rtt_s else 0.0
     servers = len({burst.server for burst in timeline.bursts})
     left_out = servers - most_servers
@@ -203,7 +204,8 @@ def _timeline_words(timeline: Timeline, most_servers: int) -> tuple[str, str]:
 
 def _window_title(run: Run) -> str:
     """
-    Return the conclusion from the curve: the automatic window compared with the best; not from one sample.
+    Return a title that compares the automatic window with the best fixed one, if more than one sample was
+    measured.
     """
     said: list[str] = []
     for way in (UP, DOWN):

@@ -1,5 +1,5 @@
 """
-Emulated links: their profiles, the notation of their round-trip times and rates, and TCP proxies over them,
+Emulated links: their profiles, the notation for their round-trip times and rates, and TCP proxies over them,
 in this process or a child process.
 """
 
@@ -37,9 +37,9 @@ PROFILES = {
         EmulatedLink("dsl", 0.011, 80e3, 520e3),
         # Two machines in one rack: latency only.
         EmulatedLink("colo", 0.00012),
-        # A good connection to another country: 100 Mbit/s; half a megabyte is in flight.
+        # A good connection to another country, 100 Mbit/s; half a megabyte fits in flight.
         EmulatedLink("wan", 0.040, 12.5e6, 12.5e6),
-        # Long and fast, 1 Gbit/s: 25 MB are in flight.
+        # A long and fast link, 1 Gbit/s; 25 MB fit in flight.
         EmulatedLink("lfn", 0.200, 125e6, 125e6),
     )
 }
@@ -55,10 +55,10 @@ _RATE = re.compile(_NUMBER + r"\s*([kKMG]?)(B|bit)(?:/s|ps)")
 
 def parse_time(text: str) -> float:
     """
-    Return seconds: ``11ms``, ``0.12ms``, ``120us``, ``0.2s``.
+    Return the seconds that a text means, such as ``11ms``, ``0.12ms``, ``120us`` or ``0.2s``.
 
     Raises:
-        UsageError: it is malformed, or more than a minute.
+        UsageError: the text is malformed, or means more than a minute.
     """
     match = _TIME.fullmatch(text.strip())
     seconds = float(match[1]) * _TIMES[match[2]] if match else -1.0
@@ -71,10 +71,11 @@ def parse_time(text: str) -> float:
 
 def parse_rate(text: str) -> float | None:
     """
-    Return bytes a second: ``80kB/s``, ``10Mbit/s``, ``1Gbit/s``; None for ``unlimited``.
+    Return the bytes per second that a text means, such as ``80kB/s``, ``10Mbit/s`` or ``1Gbit/s``; None for
+    ``unlimited``.
 
     Raises:
-        UsageError: it is malformed, less than a byte a second, or too large.
+        UsageError: the text is malformed, or the rate is less than a byte per second, or too large.
     """
     if text.strip() == UNLIMITED:
         return None
@@ -96,14 +97,14 @@ def make_link(
     down: str | None = None,
 ) -> EmulatedLink | None:
     """
-    Return the link of these options; None if none is given.
+    Return the link that these options describe; None if no option is given.
 
     Args:
-        profile: name of one of ``PROFILES``; the other options change it.
-        rtt, up, down: as for ``parse_time`` and ``parse_rate``.
+        profile: the name of one of ``PROFILES``; the other options override its values.
+        rtt, up, down: texts for ``parse_time`` and ``parse_rate``.
 
     Raises:
-        UsageError: one of them is malformed.
+        UsageError: an option is malformed.
     """
     if profile is None:
         if rtt is None and up is None and down is None:
@@ -126,12 +127,12 @@ def make_link(
 
 
 def shape_of(link: EmulatedLink) -> LinkShape:
-    """Return the relay's parameters; rates in whole bytes a second."""
+    """Return the parameters for the relay, with rates in whole bytes per second."""
     return LinkShape(link.rtt_s, _whole(link.up_bytes_per_s), _whole(link.down_bytes_per_s))
 
 
 def describe(link: EmulatedLink | None) -> str:
-    """Return a short text for people: ``dsl (11 ms, 80 kB/s up, 520 kB/s down)``."""
+    """Return a short description for people, such as ``dsl (11 ms, 80 kB/s up, 520 kB/s down)``."""
     if link is None:
         return "the network as it is"
     rates = f"{_rate_text(link.up_bytes_per_s)} up, {_rate_text(link.down_bytes_per_s)} down"
@@ -151,16 +152,15 @@ def _rate_text(rate: float | None) -> str:
     return f"{rate:g} B/s"
 
 
-#     pipegrid speedtest proxy --rtt 11ms --up 80kB/s --down 520kB/s 8000=example.net:80
-#         8001=example.net:443
+#     pipegrid speedtest proxy --rtt 11ms --up 80kB/s --down 520kB/s 8000=example.net:80 8001=example.net:443
 #
 # All pairs share one link, with separate directions; up is from the connecting client to the target.
-# ``docs/explanation-links.md`` describes its exactness. A speed test runs it in a separate process, so that
-# it does not use the CPU time of either side.
+# ``docs/explanation-links.md`` describes how exact the link is. A speed test runs the proxy in a separate
+# process, so that it does not use the CPU time of client or servers.
 
 BACKLOG = 1024
 NICER = 10
-"""The niceness, so that a link does not become slower when the programs at its ends are busy."""
+"""How much to raise the priority, so that busy programs at the ends of a link do not slow down the link."""
 
 _HOST = r"\[[0-9A-Fa-f:.]+\]|[^\s:=\[\]]+"
 _PAIR = re.compile(rf"(?:({_HOST}):)?([0-9]{{1,5}})=({_HOST}):([0-9]{{1,5}})")
@@ -169,7 +169,7 @@ _IPV4 = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3}){3}")
 
 @attrs.frozen
 class Forwarding:
-    """Where to listen (port 0: any free one), and the target."""
+    """The address to listen on (port 0: any free port), and the target."""
 
     listen_host: str
     listen_port: int
@@ -179,10 +179,11 @@ class Forwarding:
 
 def parse_pair(text: str) -> Forwarding:
     """
-    Parse ``8000=example.net:80`` or ``[::1]:0=localhost:80``; it listens on 127.0.0.1 by default.
+    Parse ``8000=example.net:80`` or ``[::1]:0=localhost:80``; without an address to listen on, 127.0.0.1 is
+    used.
 
     Raises:
-        UsageError: it is malformed.
+        UsageError: the text is malformed.
     """
     match = _PAIR.fullmatch(text)
     if match is None or int(match[2]) > 65535 or not 1 <= int(match[4]) <= 65535:
@@ -201,10 +202,10 @@ async def proxy_main(
     say: Callable[[str], object] = print,
 ) -> None:
     """
-    Relay until cancelled; then stop listening, and fire.
+    Relay until the Deferred is cancelled; then stop listening, and fire.
 
     Args:
-        say: called with a line for each pair: where it listens.
+        say: called with a line for each pair, which says where the proxy listens and what the target is.
 
     Fails with UsageError: a port cannot be opened.
     """
@@ -218,7 +219,7 @@ async def proxy_main(
         forever: Deferred[None] = Deferred()
         await forever
     except CancelledError:
-        pass  # the usual end
+        pass  # the usual way to end the proxy
     finally:
         for port in ports:
             await maybeDeferred(port.stopListening)
@@ -236,7 +237,8 @@ def listen(
     Listen for all pairs, over one link.
 
     Args:
-        ports: opened ports are appended, so that the caller can close them if one cannot be opened.
+        ports: opened ports are appended to this list, so that the caller can close them if a later port
+            cannot be opened.
 
     Raises:
         UsageError: a port cannot be opened.
@@ -259,7 +261,7 @@ def listen(
 
 
 def _endpoint(reactor: Any, pair: Forwarding) -> IStreamClientEndpoint:
-    if _IPV4.fullmatch(pair.target_host):  # needs no resolver, and none of its threads
+    if _IPV4.fullmatch(pair.target_host):  # an address needs no resolver and no thread
         return TCP4ClientEndpoint(reactor, pair.target_host, pair.target_port)
     return HostnameEndpoint(reactor, pair.target_host, pair.target_port)
 
@@ -274,14 +276,14 @@ def start_proxy(
     """
     Start a process that relays to each target (host, port) over one shared link.
 
-    It has said its ports on 127.0.0.1, one for each target, in order.
+    The Deferred fires when the process has reported its ports on 127.0.0.1, one for each target, in order.
     """
     job = {"shape": attrs.asdict(shape), "targets": list(targets)}
     return start_child(reactor, "pipegrid.speedtest.link_proxies", job)
 
 
 def _child(reactor: Any, job: Any) -> list[int]:
-    with contextlib.suppress(OSError):  # only root may
+    with contextlib.suppress(OSError):  # only root may do so
         os.nice(-NICER)
     pairs = [Forwarding(LOOPBACK, 0, host, port) for host, port in job["targets"]]
     shape = LinkShape(**job["shape"])

@@ -21,7 +21,7 @@ from pipegrid.speedtest.run_results import (
     spread,
 )
 
-# The classic lines come first, unchanged; each is followed by its spread.
+# The classic lines come first, in unchanged form; each is followed by the spread of its samples.
 #
 #     TIME (10x 200B): 5.152 up, 2.045 down
 #     upload per-file time: 0.515s
@@ -32,16 +32,16 @@ from pipegrid.speedtest.run_results import (
 # Definitions:
 #
 # * *TIME*: the median over the rounds, in seconds, of all files of the scenario.
-# * *per-file time*: of ``10x 200B`` (or the existing series of small files), the median ÷ the files.
+# * *per-file time*: the median of ``10x 200B`` (or of the series of small files that was run) ÷ the files.
 # * *times-avg-RTT*: per-file time ÷ the mean round trip over all servers.
-# * *times-total-RTT*: per-file time ÷ the sum of the servers' mean round trips; 1 for each request of a
-#   client that sends to one server after the other.
+# * *times-total-RTT*: per-file time ÷ the sum of the servers' mean round trips; a client that sends to one
+#   server after the other needs 1 for each request.
 # * *speed*: plaintext ÷ median; kB are 1000 bytes.
-# * *of raw TCP*: bytes of shares that had to pass the link ÷ median, as a share of what plain TCP streams
-#   carry, as many as there are servers, on the same path in the same run.
+# * *of raw TCP*: bytes of shares that had to pass the link ÷ median, as a share of what raw TCP streams, one
+#   for each server, carry on the same path in the same run.
 
 SMALL_BYTES = 10_000
-"""Files up to this size measure round trips; larger ones measure throughput."""
+"""Files up to this size measure round trips; larger files measure throughput."""
 
 WORDS = {UP: "upload", DOWN: "download"}
 
@@ -52,11 +52,11 @@ _ASIDE_COLUMN = 46
 @attrs.frozen
 class ReportLine:
     """
-    One line.
+    One line of the report.
 
     Attributes:
         text: the figure, in the classic form.
-        aside: spread, round trips, and the like.
+        aside: additional values, such as spread and round trips.
     """
 
     text: str
@@ -77,7 +77,9 @@ def render(run: Run) -> list[ReportLine]:
 
 
 def of_raw_tcp(run: Run, measurement: Measurement) -> float | None:
-    """Return bytes of shares a second as a share of what raw streams carry; None if not measured."""
+    """
+    Return a rate of share bytes as a share of what raw TCP streams carry; None if raw TCP was not measured.
+    """
     streams = max((each.streams for each in run.baselines if not each.tls), default=0)
     raw = run.baseline(measurement.direction, streams, tls=False)
     if not raw or not measurement.wire_bytes:
@@ -86,7 +88,9 @@ def of_raw_tcp(run: Run, measurement: Measurement) -> float | None:
 
 
 def round_trips(run: Run, measurement: Measurement) -> float | None:
-    """Return the median time of all files in mean round trips; None if those are unknown."""
+    """
+    Return the median time of all files, divided by the mean round-trip time; None if round trips are unknown.
+    """
     average_s = run.average_rtt_s
     return measurement.median_s / average_s if average_s else None
 
@@ -125,7 +129,7 @@ def _setting(run: Run) -> Iterator[ReportLine]:
 
 
 def _pairs(run: Run) -> dict[tuple[str, str], dict[str, Measurement]]:
-    """Return both directions of everything but the window sweep, by group and name."""
+    """Return all measurements except the window sweep by group and name, both directions together."""
     pairs: dict[tuple[str, str], dict[str, Measurement]] = {}
     for each in run.measurements:
         if each.group != WINDOW:
@@ -192,9 +196,10 @@ def _speed(run: Run, measured: Measurement, name: str) -> ReportLine:
     return ReportLine(figure, text)
 
 
-# ``json`` is ``Run.as_json``. ``github-smaller`` and ``github-bigger`` are github-action-benchmark's
-# ``customSmallerIsBetter`` (times, round trips) and ``customBiggerIsBetter`` (throughput): a list of
-# ``name``, ``unit``, ``value``, ``range`` (the standard deviation) and ``extra``.
+# The format ``json`` is ``Run.as_json``. The formats ``github-smaller`` and ``github-bigger`` are
+# github-action-benchmark's ``customSmallerIsBetter`` (times, round trips) and ``customBiggerIsBetter``
+# (throughput): a list of objects with ``name``, ``unit``, ``value``, ``range`` (the standard deviation) and
+# ``extra``.
 
 TEXT = "text"
 JSON = "json"
@@ -203,7 +208,7 @@ GITHUB_BIGGER = "github-bigger"
 
 
 def formatted(run: Run, form: str) -> str:
-    """Return a run in one of these forms, without a final line break."""
+    """Return a run in one of these formats, without a final line break."""
     if form == JSON:
         return run.as_json().rstrip("\n")
     if form == GITHUB_SMALLER:
@@ -215,7 +220,7 @@ def formatted(run: Run, form: str) -> str:
 
 
 def smaller_is_better(run: Run) -> Iterator[dict[str, Any]]:
-    """Yield the median time of every measurement, and the round trips of those with small files."""
+    """Yield the median time of every measurement, and the round trips of measurements with small files."""
     for each in run.measurements:
         found = spread(each.samples_s)
         yield _entry(each, "time", "s", found.median, found.deviation, run)

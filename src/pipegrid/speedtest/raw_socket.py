@@ -1,4 +1,4 @@
-"""TCP and TLS streams for measuring: a socket in the reactor with as little overhead as possible."""
+"""TCP and TLS streams for measurements: a socket in the reactor with as little overhead as possible."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, Protocol
 
 PIECE_BYTES = 256 * 1024
 TURN_BYTES = 1 << 20
-"""How much a TLS connection may receive before other connections are served."""
+"""The most bytes that a TLS connection receives before other connections are served."""
 
 _again = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Buffers:
-    """Buffers that streams share: one to receive into, and incompressible bytes to send."""
+    """Buffers that all streams share: one for received bytes, and one with incompressible bytes to send."""
 
     def __init__(self) -> None:
         self.place = memoryview(bytearray(PIECE_BYTES))
@@ -24,43 +24,43 @@ class Buffers:
 
 
 class Talker(Protocol):
-    """The protocol of a stream."""
+    """The protocol that uses a stream."""
 
     def ready(self) -> None:
-        """The connection is ready, including TLS."""
+        """Handle that the connection is ready, after the TLS handshake if any."""
 
     def received(self, data: memoryview) -> None:
-        """Bytes have arrived; they are valid only during the call."""
+        """Handle received bytes, which are valid only during the call."""
 
     def bulk_bytes(self) -> int:
         """Return how many arbitrary bytes to send now, after all lines."""
 
     def bulk_sent(self, size_bytes: int) -> None:
-        """This many of them were sent."""
+        """Handle that this many of the arbitrary bytes were sent."""
 
     def lost(self, error: Exception | None) -> None:
         """
-        The other end has closed the connection, or it broke. Called once, unless it was closed on this
-        side.
+        Handle that the other end has closed the connection, or that the connection broke. Called once; not
+        called after ``close`` on this side.
         """
 
 
 class RawStream:
     """
-    One connection.
+    One connection for measurements.
 
-    A baseline that results are compared with must not be slow itself. Twisted's transports copy written
-    data twice and read data once, and its TLS uses a memory BIO; here bytes are received into one buffer
-    and sent from another, and OpenSSL uses the socket. On the loopback interface that is two to three times
-    as fast. Only lines to send are buffered.
+    A baseline must not be slow itself. Twisted's transports copy written data twice and read data once, and
+    its TLS uses a memory BIO. This class receives into one shared buffer and sends from another, and OpenSSL
+    uses the socket directly; on the loopback interface this is two to three times as fast. Only lines to send
+    are buffered.
 
     Args:
-        sock: connected, or about to be.
-        connecting: whether it is only about to be.
+        sock: a socket that is connected or connecting.
+        connecting: whether the socket is still connecting.
         secure: wraps the socket in TLS, if given.
 
     Attributes:
-        tls: the socket, if it has TLS.
+        tls: the TLS socket; None without TLS.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class RawStream:
         sock.setblocking(False)
 
     def start(self) -> None:
-        """Start; once, when the talker is ready to be called."""
+        """Start the stream; call this once, when the talker is ready to be called."""
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._connecting:
             self._write_on(True)
@@ -102,7 +102,7 @@ class RawStream:
             return
         try:
             self._sock = self.tls = self._secure(self._sock)
-        except OSError as error:  # it has closed already
+        except OSError as error:  # the peer has already closed the connection
             self._fail(error)
         else:
             self._shake_hands()
@@ -114,28 +114,26 @@ class RawStream:
         self._talker.ready()
 
     def send(self, line: bytes) -> None:
-        """
-        Send a short line, before any other bytes that are still to be sent; does nothing after closing.
-        """
+        """Send a short line, before any arbitrary bytes that are still unsent; do nothing after closing."""
         if line and not self.closed:
             self._lines += line
             self._flush()
 
     def go_on(self) -> None:
-        """Request bytes to send from the talker again."""
+        """Ask the talker again for bytes to send."""
         if not self.closed and self._ready:
             self._write_on(bool(self._lines) or self._talker.bulk_bytes() > 0)
 
     def pause(self, paused: bool) -> None:
-        """Stop reading for a while, or read again."""
+        """Stop reading, or with False read again."""
         if self.closed or not self._ready:
             return
         self._read_on(not paused)
-        if not paused and self._pending():  # which no selector reports
+        if not paused and self._pending():  # no selector reports these bytes
             self._reactor.callLater(0, self._read_pending)
 
     def finish(self) -> None:
-        """Close the connection when the lines are sent; the talker is notified."""
+        """Close the connection when all lines have been sent; the talker is notified."""
         self._finishing = True
         self.pause(True)
         if not self._lines:
@@ -150,7 +148,7 @@ class RawStream:
         self.closed = True
         self._sock.close()
 
-    # Called by the reactor.
+    # Methods that the reactor calls.
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -159,7 +157,7 @@ class RawStream:
         return "raw stream"
 
     def connectionLost(self, _reason: object) -> None:
-        """End the stream, since the reactor has removed it: the peer is gone, or was unreachable."""
+        """End the stream: the reactor has removed it, since the peer is gone or was unreachable."""
         self._fail(self._socket_error())
 
     def doRead(self) -> None:

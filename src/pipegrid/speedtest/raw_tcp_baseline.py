@@ -1,5 +1,6 @@
 """
-Measures raw TCP: the throughput of plain and TLS streams on the path of the scenarios, and its round trip.
+Measures raw TCP: the throughput of unencrypted and TLS streams on the path of the scenarios, and its
+round-trip time.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pipegrid.speedtest.run_results import (
 )
 
 SAMPLE_TRIPS = 10
-"""The least duration of a sample, in round trips."""
+"""The shortest duration of a sample, in round trips."""
 
 WARM_UP_BYTES = 1 << 15
 WARM_UP_FACTOR = 4
@@ -44,9 +45,9 @@ class Effort:
     How much to measure.
 
     Attributes:
-        rounds: samples of each kind.
-        sample_s: about how long one takes; at least ten round trips.
-        pings: exchanges for each round trip time.
+        rounds: the number of samples for each kind of stream.
+        sample_s: about how long one sample takes; at least ten round trips.
+        pings: exchanges for each measured round-trip time.
     """
 
     rounds: int = 3
@@ -63,9 +64,10 @@ async def measure_baselines(
     tls: Sequence[bool] = (False, True),
 ) -> list[Baseline]:
     """
-    Measure one stream and one to each responder, up and down; samples are in ``before``.
+    Measure the throughput of one stream, and of one stream to each responder together, up and down. The
+    samples are in ``before``.
 
-    Call it before and after the scenarios, and join both with ``join``.
+    Call this before and after the scenarios, and join the two results with ``join``.
 
     Fails with ResponderError.
     """
@@ -84,7 +86,10 @@ async def measure_baselines(
 
 
 def join(before: Sequence[Baseline], after: Sequence[Baseline]) -> tuple[Baseline, ...]:
-    """Return baselines with the samples of two calls, as ``before`` and ``after``."""
+    """
+    Return the baselines of two calls of ``measure_baselines``, with the samples of the first as ``before``
+    and of the second as ``after``.
+    """
 
     def key(baseline: Baseline) -> tuple[int, bool, str]:
         return baseline.streams, baseline.tls, baseline.direction
@@ -99,7 +104,7 @@ def join(before: Sequence[Baseline], after: Sequence[Baseline]) -> tuple[Baselin
 async def ping_responders(
     reactor: Any, responders: Sequence[Responder], count: int = 20
 ) -> list[RoundTrip]:
-    """Measure the round trip to each responder by tiny exchanges on an open connection."""
+    """Measure the round-trip time to each responder by tiny exchanges on an open connection."""
     trips = []
     buffers = Buffers()
     for responder in responders:
@@ -119,10 +124,10 @@ async def perfect_pipe(
     tls: bool = False,
 ) -> list[Measurement]:
     """
-    The self-check: raw streams of ``size_bytes`` in all, measured as a scenario is, up and down.
+    Self-check: measure raw streams of ``size_bytes`` together as a scenario is measured, up and down.
 
-    It must report 100 % of raw TCP, within 3 %, compared with ``measure_baselines`` of the same run. As in a
-    scenario, the round trip counts: choose a size that takes a hundred round trips.
+    The result must be 100 % of raw TCP, within 3 %, compared with ``measure_baselines`` of the same run. As
+    in a scenario, the round trip is included: choose a size that takes a hundred round trips.
     """
     found = []
     streams = len(responders)
@@ -151,13 +156,13 @@ class Bench:
     """
     Connections to all responders, and measurements over them.
 
-    In a sample, one stream, or one to each responder at the same time, moves incompressible bytes in one
-    direction. The time starts with the first byte and ends when the last receiver has confirmed the last
-    byte (up), or has it (down). The shortest round trip of these connections is subtracted, since it is
-    latency. Connecting, the TLS handshake and the request are not included.
+    In a sample, one stream, or one stream to each responder at the same time, moves incompressible bytes in
+    one direction. The time starts with the first byte. It ends when the last receiver has confirmed the last
+    byte (up), or has received it (down). The shortest round trip of these connections is subtracted, since it
+    is latency. Connecting, the TLS handshake and the request are not included.
 
-    TCP starts slowly, and again after a pause. So before the samples, increasing transfers are made, until
-    one takes a quarter of ``sample_s``; its rate gives the size of a sample.
+    TCP starts slowly, even after a pause. So before the samples, transfers of increasing size are made, until
+    one takes a quarter of ``sample_s``; its rate determines the size of a sample.
 
     Args:
         rtt_s: the shortest round trip of these connections.
@@ -182,7 +187,10 @@ class Bench:
     async def open(
         cls, reactor: Any, responders: Sequence[Responder], tls: bool, effort: Effort
     ) -> AsyncIterator[Bench]:
-        """Connect to all responders, one after the other, and measure the round trip; close at the end."""
+        """
+        Connect to all responders, one after the other, and measure the round trip; close the connections when
+        the context ends.
+        """
         if not responders:
             raise UsageError("raw TCP needs a responder at the other end; name one")
         buffers = Buffers()
@@ -199,7 +207,7 @@ class Bench:
                 probe.close()
 
     async def warm_up(self, direction: str, streams: int) -> int:
-        """Warm up that many streams, and return how many bytes make a sample."""
+        """Warm up that many streams; return how many bytes a sample needs."""
         wanted_s = self._sample_s / 4
         known = self._known_rates.get(direction, 0.0)
         size_bytes = max(WARM_UP_BYTES, int(known * wanted_s))
@@ -213,12 +221,12 @@ class Bench:
         return min(int(rate * self._sample_s), MAX_SAMPLE_BYTES)
 
     async def rate(self, direction: str, streams: int, size_bytes: int) -> float:
-        """Return one sample, bytes a second of all streams together."""
+        """Measure one sample; return the bytes per second of all streams together."""
         took_s = await self.move(direction, streams, size_bytes) - self._rtt_s
         return streams * stream_bytes(size_bytes, streams) / max(took_s, _SHORTEST_S)
 
     async def move(self, direction: str, streams: int, size_bytes: int) -> float:
-        """Move bytes over that many streams; returns the seconds until the last byte has arrived."""
+        """Move bytes over that many streams; return the seconds until the last byte has arrived."""
         each_bytes = stream_bytes(size_bytes, streams)
         probes = self._probes[:streams]
         if direction == UP:
@@ -232,10 +240,10 @@ class Bench:
 
 
 def stream_bytes(size_bytes: int, streams: int) -> int:
-    """Return what each stream moves: an equal share, at least the minimum."""
+    """Return how many bytes each stream moves: an equal share, but at least ``MIN_STREAM_BYTES``."""
     return max(-(-size_bytes // streams), MIN_STREAM_BYTES)
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Wait for all; if one fails, the others are cancelled."""
+    """Run coroutines at the same time, and return their results; if one fails, the others are cancelled."""
     return await gather([Deferred.fromCoroutine(each) for each in work])

@@ -1,5 +1,5 @@
 """
-The figures of a report as text, each with spread and ceiling; pure, used by the page and the charts alike.
+The figures of a report as text, each with spread and ceiling. Pure; both the page and its charts use them.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from pipegrid.speedtest.run_results import (
 )
 
 LARGE_BYTES = 500_000
-"""Rounds of fewer bytes measure round trips; larger ones measure bandwidth."""
+"""Rounds with fewer bytes measure round trips; rounds with more measure bandwidth."""
 
 NEAR_S = 1e-3
-"""Shorter round trips are those within one machine or one local network."""
+"""Round trips shorter than this are within one machine or one local network."""
 
 MOST_BARS = 10
-"""The limit of groups of bars in a picture."""
+"""The most groups of bars in a picture."""
 
 KNEE = 0.95
-"""The knee of the window curve is the least window with this share of the best throughput."""
+"""The knee of the window curve is the smallest window that reaches this share of the best throughput."""
 
 TITLES = {
     SCENARIO: "Scenarios",
@@ -53,10 +53,10 @@ class Figure:
     Attributes:
         direction: ``up`` or ``down``.
         title: such as ``Store one small file``.
-        value, unit: as ``1.05``, ``round trips``.
-        spread: as text.
-        bound: as text; what the path allows: for a rate the ceiling, for a time the floor.
-        share: the share of what is possible, 0 to 1; None if unknown.
+        value, unit: as text, such as ``1.05`` and ``round trips``.
+        spread: the spread of the samples, as text.
+        bound: what the path allows, as text: for a rate the ceiling, for a time the floor.
+        share: the figure as a share of what is possible, 0 to 1; None if unknown.
     """
 
     direction: str
@@ -70,7 +70,7 @@ class Figure:
 
 @attrs.frozen
 class Row:
-    """One measurement in a table, as text."""
+    """One measurement as a row of a table, in text."""
 
     name: str
     direction: str
@@ -83,7 +83,7 @@ class Row:
 
 
 def seconds(value: float) -> str:
-    """Return a duration with three digits."""
+    """Return a duration as text with three digits."""
     if value >= 600:
         return f"{digits(value / 60)} min"
     for limit, unit in ((1.0, "s"), (1e-3, "ms")):
@@ -93,12 +93,12 @@ def seconds(value: float) -> str:
 
 
 def rate(value: float) -> str:
-    """Return bytes a second with three digits."""
+    """Return a rate in bytes per second as text with three digits."""
     return f"{size(value)}/s"
 
 
 def round_rate(value: float) -> str:
-    """Return bytes a second of a round number, for an axis: ``50 kB/s``."""
+    """Return a round rate as text for an axis: ``50 kB/s``."""
     for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if value >= limit:
             return f"{value / limit:g} {unit}/s"
@@ -106,7 +106,7 @@ def round_rate(value: float) -> str:
 
 
 def between(low: float, high: float) -> str:
-    """Return a range of durations; the unit once, if it is the same."""
+    """Return a range of durations as text, with the unit only once if both have the same unit."""
     first, second = seconds(low), seconds(high)
     if first == second:
         return second
@@ -115,7 +115,7 @@ def between(low: float, high: float) -> str:
 
 
 def size(value: float) -> str:
-    """Return a number of bytes with three digits; decimal units."""
+    """Return a number of bytes as text with three digits, in decimal units."""
     for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if value >= limit * 0.9995:
             return f"{digits(value / limit)} {unit}"
@@ -123,19 +123,19 @@ def size(value: float) -> str:
 
 
 def digits(value: float) -> str:
-    """Return a number with three significant digits, and never as a power of ten."""
+    """Return a number as text with three significant digits, never in exponential notation."""
     if value >= 99.95:
         return f"{value:,.0f}".replace(",", " ")
     return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
 def percent(share: float) -> str:
-    """Return a share as ``97.3 %``."""
+    """Return a share as text: ``97.3 %``."""
     return f"{100 * share:.1f} %"
 
 
 def trips(run: Run, measured: Measurement) -> tuple[float, ...]:
-    """Return, for each round, round trips a file: time ÷ files ÷ mean round trip; empty if unknown."""
+    """Return the round trips per file of each round: time ÷ files ÷ mean round trip; empty if unknown."""
     average_s = run.average_rtt_s
     if not average_s:
         return ()
@@ -144,9 +144,10 @@ def trips(run: Run, measured: Measurement) -> tuple[float, ...]:
 
 def raw(run: Run, direction: str) -> tuple[float, ...]:
     """
-    Return the samples of raw TCP that throughput is compared with, bytes a second; empty if not measured.
+    Return the samples of raw TCP, in bytes per second, with which throughput is compared; empty if not
+    measured.
 
-    Without TLS, with as many streams as there are servers; one stream if only that was measured.
+    The streams have no TLS, and there are as many as servers; only one stream if no others were measured.
     """
     for streams in (run.parameters.servers, 1):
         for each in run.baselines:
@@ -156,7 +157,7 @@ def raw(run: Run, direction: str) -> tuple[float, ...]:
 
 
 def shares(run: Run, measured: Measurement) -> tuple[float, ...]:
-    """Return, for each round, bytes of shares a second ÷ raw TCP; empty if unknown."""
+    """Return for each round the share bytes per second ÷ raw TCP; empty if unknown."""
     ceiling = raw(run, measured.direction)
     if not ceiling or not measured.wire_bytes:
         return ()
@@ -182,23 +183,23 @@ def large(run: Run, direction: str) -> list[Measurement]:
 
 
 def _bulky(measured: Measurement) -> bool:
-    """Return whether a round measures bandwidth."""
+    """Return whether rounds of a measurement measure bandwidth."""
     return measured.files * measured.file_bytes >= LARGE_BYTES
 
 
 def one_small(run: Run, direction: str) -> Measurement | None:
-    """Return the scenario of a single small file on open connections."""
+    """Return the measurement of a single small file on open connections."""
     found = [each for each in small(run, direction) if each.name != "startup"]
     return min(found, key=lambda each: (each.files, each.file_bytes), default=None)
 
 
 def largest(run: Run, direction: str) -> Measurement | None:
-    """Return the scenario of the largest single file."""
+    """Return the measurement of the largest single file."""
     return max(large(run, direction), key=lambda each: each.file_bytes, default=None)
 
 
 def window_curve(run: Run, direction: str) -> list[Measurement]:
-    """Return the sweep of fixed windows, narrow to wide."""
+    """Return the measurements of the fixed windows, from narrow to wide."""
     found = [each for each in group(run, WINDOW, direction) if each.window_bytes is not None]
     return sorted(found, key=lambda each: each.window_bytes or 0)
 
@@ -209,14 +210,14 @@ def auto_window(run: Run, direction: str) -> Measurement | None:
 
 
 def knee(curve: Sequence[Measurement]) -> Measurement | None:
-    """Return the least window whose throughput is nearly the best; None without a curve."""
+    """Return the smallest window whose throughput is nearly the best; None without a window sweep."""
     best = max((each.bytes_per_s for each in curve), default=0.0)
     return next((each for each in curve if each.bytes_per_s >= KNEE * best), None)
 
 
 def headline(run: Run) -> tuple[str, str]:
-    """Return the main sentence, and the second one; without spread if there is only one sample."""
-    # On a near network, round trips do not matter.
+    """Return the main sentence and a second sentence; the spread is left out if there is only one sample."""
+    # On a near network, round trips hardly matter.
     near = (run.average_rtt_s or 0.0) < NEAR_S
     costs: list[str] = []
     for way in DIRECTIONS:
@@ -287,7 +288,9 @@ def _range(low: str, high: str, count: int) -> str:
 
 
 def rows(run: Run) -> dict[str, list[Row]]:
-    """Return every measurement as text, by group, with up and down of each in consecutive rows."""
+    """
+    Return every measurement as text, by group; the rows for up and down of a measurement are consecutive.
+    """
     found: dict[str, list[Row]] = {}
     for name in GROUPS:
         members = [each for each in run.measurements if each.group == name]
@@ -316,7 +319,7 @@ def _row(run: Run, measured: Measurement) -> Row:
 
 
 def baseline_rows(run: Run) -> list[tuple[str, str, str, str]]:
-    """Return the throughput of raw streams: name, direction, median, spread."""
+    """Return the throughput of raw streams as rows of name, direction, median and spread."""
     found = []
     for each in run.baselines:
         if each.samples:
@@ -334,7 +337,7 @@ def baseline_rows(run: Run) -> list[tuple[str, str, str, str]]:
 
 
 def setting(run: Run) -> str:
-    """Return one line about what was measured."""
+    """Return one line that says what was measured."""
     parameters = run.parameters
     said = [
         parameters.target,
@@ -352,7 +355,7 @@ def setting(run: Run) -> str:
 
 
 def facts(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return parameters, machine and versions: titles, and pairs of name and value."""
+    """Return parameters, machine and versions: for each title, pairs of name and value."""
     parameters = run.parameters
     asked = [
         ("target", parameters.target),
@@ -382,5 +385,5 @@ def facts(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def encodings(run: Run, direction: str) -> list[Measurement]:
-    """Return the sweep of k/n."""
+    """Return the measurements of the encoding sweep (k/n)."""
     return group(run, ENCODING, direction)

@@ -1,5 +1,5 @@
 """
-The responder: a small service that lets the path to a host be measured, and its processes for local
+The responder: a small service for measuring the path to its host, and responder processes for local
 measurements.
 """
 
@@ -33,22 +33,22 @@ from pipegrid.speedtest.responder_protocol import (
 
 #     pipegrid speedtest responder --port 8097 --max-bytes 10GB --max-seconds 3600
 #
-# It accepts and sends bytes, and answers pings, by ``responder_protocol``. It serves clients that know the
-# token, up to a number of bytes, a time and a few connections, so that it cannot be abused as a traffic
-# source. Other clients get ten seconds and at most two lines.
+# The responder accepts and sends bytes, and answers pings, as ``responder_protocol`` defines. It serves
+# clients that know the token, up to a number of bytes, for a limited time, and over a few connections, so
+# that it cannot be abused as a traffic source. Other clients get ten seconds and at most two lines.
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 8097
 PROVE_S = 10.0
-"""The time limit of unauthenticated clients."""
+"""How long a client may take to authenticate."""
 
 IDLE_S = 60.0
-"""The idle time limit of authenticated clients."""
+"""How long an authenticated client may be idle."""
 
 ACCEPT_AGAIN_S = 1.0
 
 BUSY_RESPONSES = 16
-"""How many connections beyond the limit get an answer; further ones are just closed."""
+"""How many connections beyond the limit get an answer; further connections are closed without one."""
 
 BACKLOG = 128
 
@@ -78,9 +78,9 @@ class ResponderSettings:
 
     Attributes:
         host: the address to listen on.
-        max_bytes: the limit for bytes received and sent in all.
-        max_seconds: after which it ends.
-        max_connections: at a time.
+        max_bytes: the most bytes that the responder receives and sends, all together.
+        max_seconds: how long the responder runs.
+        max_connections: the most connections at the same time.
     """
 
     host: str
@@ -93,7 +93,7 @@ class ResponderSettings:
 
 @attrs.frozen
 class ResponderKey:
-    """A key and its certificate, in PEM, and the hash that identifies it for clients."""
+    """A key with its certificate, in PEM, and the hash by which clients identify the key."""
 
     pem: bytes = attrs.field(repr=False)
     spki_hash: bytes
@@ -101,16 +101,16 @@ class ResponderKey:
 
 class ResponderService:
     """
-    The listening port, and its connections.
+    The listening port of a responder, and its connections.
 
     Args:
         clock: for time limits; None: the reactor.
-        key: for TLS; None: a new one.
+        key: for TLS; None: a new key.
 
     Attributes:
-        address: where it listens.
-        spki_hash: identifies its certificate for clients.
-        ended: fires when its time is over.
+        address: the host and port on which it listens.
+        spki_hash: the hash by which clients identify its key.
+        ended: fires when its time limit has passed.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class ResponderService:
         self.stop()
         self.ended.callback(None)
 
-    # Called by the reactor.
+    # Methods that the reactor calls.
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -166,9 +166,9 @@ class ResponderService:
         try:
             sock, _ = self._sock.accept()
         except (BlockingIOError, InterruptedError, ConnectionError):
-            return  # it has closed already
+            return  # the client has already closed it
         except OSError:
-            # Without descriptors or memory the event would be repeated at once, without end.
+            # Without descriptors or memory, accepting fails again at once, so wait before the next attempt.
             self.reactor.removeReader(self)
             self._again = self.clock.callLater(ACCEPT_AGAIN_S, self.reactor.addReader, self)
             return
@@ -190,17 +190,19 @@ class Visitor:
         self._stream: RawStream | None = None
         self._patience = service.clock.callLater(PROVE_S, self._gone)
         sock.setblocking(False)
-        # The first byte shows whether it is TLS.
+        # The first byte shows whether the client uses TLS.
         service.reactor.addReader(self)
 
     def leave(self, reason: str) -> None:
-        """Send the reason, if the client is authenticated, and close the connection."""
+        """
+        Send the reason, if the client is authenticated and gets no bytes now, and close the connection.
+        """
         if self._stream is not None and self._session.proved and not self._session.give_bytes:
             self._session.refuse(reason)
             self._stream.send(self._session.output())
         self._gone()
 
-    # Called by the reactor, until the protocol is known.
+    # Methods that the reactor calls until the first byte has arrived.
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -233,7 +235,7 @@ class Visitor:
             sock, server_side=True, do_handshake_on_connect=False
         )
 
-    # Called by the stream.
+    # Methods that the stream calls.
 
     def ready(self) -> None:
         """Do nothing: the client speaks first."""
@@ -253,7 +255,7 @@ class Visitor:
             stream.go_on()
 
     def bulk_bytes(self) -> int:
-        """Return how many bytes to send."""
+        """Return how many bytes to send now."""
         return self._session.give_bytes
 
     def bulk_sent(self, size_bytes: int) -> None:
@@ -282,7 +284,7 @@ class Visitor:
 
 
 def make_key() -> ResponderKey:
-    """Return a key of the same kind as storage servers have."""
+    """Return a new key of the same kind as storage servers have."""
     pem = make_pem()
     return ResponderKey(pem, from_pem(pem, "", "the certificate").spki_hash)
 
@@ -291,7 +293,7 @@ def make_context(key: ResponderKey) -> ssl.SSLContext:
     """Return a TLS context with the settings of storage servers."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    with tempfile.TemporaryDirectory() as scratch:  # OpenSSL needs a file
+    with tempfile.TemporaryDirectory() as scratch:  # OpenSSL reads the key from a file
         path = Path(scratch) / "key.pem"
         path.touch(0o600)
         path.write_bytes(key.pem)
@@ -321,7 +323,7 @@ async def responder_main(
     reactor: Any, settings: ResponderSettings, say: Callable[[str], object] = print
 ) -> None:
     """
-    Respond until the time is over, or until cancelled; then fire.
+    Run a responder until its time limit has passed or the Deferred is cancelled; then fire.
 
     Args:
         say: called with the address and the token.
@@ -336,12 +338,12 @@ async def responder_main(
         say(str(Responder(host, port, settings.token, service.spki_hash)))
         await service.ended
     except CancelledError:
-        pass  # one of the two usual ends
+        pass  # the usual end, like the time limit
     finally:
         service.stop()
 
 
-# Responders in processes next to local servers, for measuring raw TCP.
+# Responder processes next to local servers, for measuring raw TCP.
 
 _NO_LIMIT_BYTES = 10**17
 _NO_LIMIT_S = 10.0**6
@@ -353,7 +355,8 @@ class RunningResponders:
     Responders in child processes of this machine.
 
     Attributes:
-        responders: their addresses; with a proxy, ``attrs.evolve(responder, port=…)``.
+        responders: their addresses; for use through a proxy, change one by ``attrs.evolve(responder,
+            port=…)``.
         children: the processes, in the same order.
     """
 
@@ -361,16 +364,16 @@ class RunningResponders:
     children: list[ChildProcess]
 
     def stop(self) -> Deferred[None]:
-        """Stop them; fires when they have ended."""
+        """Stop all responders; fires when their processes have ended."""
         ending = gatherResults([child.stop() for child in self.children], consumeErrors=True)
         return ending.addCallback(lambda _: None)
 
 
 @as_deferred
 async def start_responders(reactor: Any, count: int) -> RunningResponders:
-    """Start that many, each a process on 127.0.0.1, with a new token."""
+    """Start ``count`` responders, each a process on 127.0.0.1, all with the same new token."""
     token = make_token()
-    # One key for all: making one takes longer than the rest of their start.
+    # All responders share one key: making a key takes longer than the rest of their start.
     key = await in_thread(reactor, make_key)
     job = {"token": token, "pem": key.pem.decode(), "spki_hash": key.spki_hash.hex()}
     starting = [start_child(reactor, "pipegrid.speedtest.responder", job) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""The client's end of one connection to a responder: connect, prove the token, ping, send, receive."""
+"""The client's end of a connection to a responder: it connects, authenticates, pings, sends and receives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipegrid.speedtest.raw_socket import Buffers, RawStream
 from pipegrid.speedtest.responder_protocol import HELLO, LineReader, nonce_of, proof, refusal_of
 
 ANSWER_S = 15.0
-"""The time limit for an answer to a line, and for a pause of a transfer."""
+"""The time limit for the answer to a line, and for a pause within a transfer."""
 
 TOKEN = r"[0-9A-Za-z_-]{8,64}"
 _RESPONDER = re.compile(
@@ -30,7 +30,9 @@ _RESPONDER = re.compile(
 
 
 class ResponderError(PipegridError):
-    """The path could not be measured, as the other end violates the protocol; the text says how."""
+    """
+    The path could not be measured, for example since the other end violates the protocol; the text says why.
+    """
 
 
 @attrs.frozen
@@ -54,7 +56,7 @@ class Responder:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
-        """Return what ``parse_responder`` reads, including the token."""
+        """Return the text that ``parse_responder`` parses, including the token."""
         key = ""
         if self.spki_hash is not None:
             key = "#" + urlsafe_b64encode(self.spki_hash).decode().rstrip("=")
@@ -63,10 +65,10 @@ class Responder:
 
 def parse_responder(text: str) -> Responder:
     """
-    Parse ``TOKEN@HOST:PORT#KEY``, as a responder prints it; ``#KEY`` may be missing.
+    Parse ``TOKEN@HOST:PORT#KEY``, as a responder prints it; ``#KEY`` is optional.
 
     Raises:
-        UsageError: it is malformed.
+        UsageError: the text is malformed.
     """
     match = _RESPONDER.fullmatch(text.strip())
     if match is None or not 1 <= int(match[3]) <= 65535:
@@ -79,9 +81,9 @@ def parse_responder(text: str) -> Responder:
 
 class Probe:
     """
-    One connection to a responder; one request at a time.
+    One connection to a responder, with one request at a time.
 
-    Use ``await Probe.connect(…)``; then close it.
+    Create one with ``await Probe.connect(…)``, and close it at the end.
     """
 
     def __init__(self, reactor: Any, responder: Responder, clock: Any = None) -> None:
@@ -114,7 +116,8 @@ class Probe:
             clock: for time limits; None: the reactor.
 
         Raises:
-            ResponderError: it is unreachable, not a responder, another one, or rejects the client.
+            ResponderError: the responder is unreachable, has another key, or rejects the client; or the
+                server is no responder.
         """
         probe = cls(reactor, responder, clock)
         try:
@@ -131,14 +134,14 @@ class Probe:
         return probe
 
     def close(self) -> None:
-        """Close the connection; pending operations never fire."""
+        """Close the connection; the Deferreds of pending operations never fire."""
         if self._stream is not None:
             self._stream.close()
         self._done_waiting()
         self._waiting = None
 
     async def ping(self) -> float:
-        """Return the seconds of one round trip of a few bytes."""
+        """Return how many seconds a round trip of a few bytes takes."""
         word = secrets.token_hex(4).encode()
         began = time.perf_counter()
         await self._expect(b"PING " + word, b"PONG " + word)
@@ -150,7 +153,7 @@ class Probe:
         self._send_bytes = size_bytes
 
     async def send(self) -> float:
-        """Send what was announced; returns when the responder has confirmed the last byte."""
+        """Send the announced bytes; fires when the responder has confirmed the last byte."""
         expected = b"TAKEN %d" % self._send_bytes
         assert self._stream is not None
         waiting = self._wait()
@@ -161,7 +164,7 @@ class Probe:
         return moment
 
     async def receive(self, size_bytes: int) -> float:
-        """Request bytes; returns when the last one has arrived."""
+        """Request bytes; fires when the last byte has arrived."""
         assert self._stream is not None
         go = self._wait()
         self._expected_bytes = size_bytes
@@ -238,7 +241,7 @@ class Probe:
             self._deadline.cancel()
         self._deadline = None
 
-    # Called by the stream.
+    # Methods that the stream calls.
 
     def ready(self) -> None:
         self._finish_waiting(None)
@@ -260,7 +263,7 @@ class Probe:
             if self._expected_bytes and line == b"GO":
                 self._giving = True
             elif self._waiting is None:
-                self._give_up(self._error_for(line))  # it was not asked
+                self._give_up(self._error_for(line))  # an answer without a request
                 return
             else:
                 self._finish_waiting(line)
@@ -325,7 +328,7 @@ class Probe:
     ) -> None:
         sock = socket.socket(family, kind, protocol)
         sock.setblocking(False)
-        sock.connect_ex(address)  # the socket reports an error again when asked
+        sock.connect_ex(address)  # the stream reads an error from the socket later
         self._stream = RawStream(
             self._reactor,
             sock,

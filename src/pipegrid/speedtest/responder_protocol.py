@@ -1,7 +1,7 @@
 """
-The responder's protocol, both ends of it, without I/O.
+The responder's protocol, client and server side, without I/O.
 
-Lines are ASCII, end with a line feed and have at most ``LINE_BYTES`` bytes with it.
+Lines are ASCII, end with a line feed and have at most ``LINE_BYTES`` bytes including the line feed.
 """
 
 from __future__ import annotations
@@ -34,19 +34,20 @@ _REFUSED = re.compile(rb"REFUSED ([a-z]{1,16})")
 
 
 def proof(token: str, nonce: bytes) -> bytes:
-    """Return the hexadecimal digits that prove knowledge of the token."""
+    """Return the hexadecimal digits by which a client proves that it knows the token."""
     return hmac.new(token.encode(), nonce, hashlib.sha256).hexdigest().encode()
 
 
 def nonce_of(line: bytes) -> bytes | None:
-    """Return the nonce's digits from a line, or None."""
+    """Return the digits of the nonce in a line; None if the line contains none."""
     match = _NONCE.fullmatch(line)
     return match[1] if match else None
 
 
 def refusal_of(line: bytes) -> str | None:
     """
-    Return the server's reason from a line that rejects the client, in the words of ``REFUSALS``, or None.
+    Return the server's reason, in the words of ``REFUSALS``, from a line that rejects the client; None for
+    other lines.
     """
     match = _REFUSED.fullmatch(line)
     if match is None:
@@ -55,13 +56,13 @@ def refusal_of(line: bytes) -> str | None:
 
 
 class ByteAllowance:
-    """The bytes that a service may still move, over all of its connections."""
+    """The number of bytes that a service may still receive and send, over all its connections."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.left_bytes = limit_bytes
 
     def take(self, size_bytes: int) -> bool:
-        """Reserve bytes, if as many are left; returns whether it did."""
+        """Reserve bytes, if that many are left; return whether they were."""
         if size_bytes > self.left_bytes:
             return False
         self.left_bytes -= size_bytes
@@ -69,13 +70,13 @@ class ByteAllowance:
 
 
 class LineReader:
-    """Splits bytes into lines; a line that is too long becomes an empty one, which is invalid."""
+    """Splits bytes into lines; a line that is too long is returned as an empty line, which is invalid."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def next(self, data: memoryview) -> tuple[bytes | None, memoryview]:
-        """Return a line without its end, or None if it is incomplete, and the rest of data."""
+        """Return the next line without its end, or None if it is incomplete; and the rest of the data."""
         room = LINE_BYTES - len(self._buffer)
         head = bytes(data[:room])
         end = head.find(b"\n")
@@ -99,27 +100,27 @@ class ServerSession:
         C  PROOF <HMAC-SHA256 of the nonce's digits, keyed with the token, in hexadecimal>
         S  READY
 
-    Then, repeatedly, one after the other:
+    Afterwards any number of requests, one after the other:
 
         C  PING <word>          S  PONG <word>
         C  TAKE <n>             S  GO            C  n bytes          S  TAKEN <n>
         C  GIVE <n>             S  GO, and n bytes
 
     Instead of any answer the server may send ``REFUSED <reason>`` and close the connection; the reasons are
-    those of ``REFUSALS``. The client speaks first, so that one port can accept TLS as well: a TLS
-    connection begins with the byte 22, and all of the above is inside. The token is never sent, the nonce
-    is new for each connection, and proofs are compared in constant time. Sizes are decimal, without sign or
-    leading zeros, and at least 1. An unauthenticated client gets only the nonce. All bytes received and
-    sent count against one ``ByteAllowance`` of the service, when they are requested.
+    those of ``REFUSALS``. The client speaks first, so that the same port can accept TLS: a TLS connection
+    begins with the byte 22, and carries the same protocol. The token is never sent, the nonce is new for
+    each connection, and proofs are compared in constant time. Sizes are decimal, without sign or leading
+    zeros, and at least 1. An unauthenticated client gets only the nonce. Bytes to receive or send count
+    against the ``ByteAllowance`` of the service as soon as the client requests them.
 
-    The code that does the I/O passes input to ``receive``, sends what ``output`` returns and then
-    ``give_bytes`` arbitrary bytes, calling ``gave``, and closes when ``over`` is set and all is sent. It
-    does not read while ``give_bytes`` is not 0.
+    The code that does the I/O passes input to ``receive``. It sends what ``output`` returns, and afterwards
+    ``give_bytes`` arbitrary bytes, which it reports to ``gave``. It closes the connection when ``over`` is
+    set and everything is sent. It does not read while ``give_bytes`` is not 0.
 
     Attributes:
-        give_bytes: still to be sent.
-        over: no more input is accepted.
-        proved: the client knows the token.
+        give_bytes: how many arbitrary bytes must still be sent.
+        over: whether no more input is accepted.
+        proved: whether the client has proved that it knows the token.
     """
 
     def __init__(
@@ -141,13 +142,13 @@ class ServerSession:
         self.over = False
 
     def output(self) -> bytes:
-        """Return and remove what must be sent now."""
+        """Return the bytes that must be sent now, and remove them."""
         output = bytes(self._output)
         self._output.clear()
         return output
 
     def receive(self, data: memoryview) -> None:
-        """Process bytes from the client; ``output`` and ``over`` change accordingly."""
+        """Process bytes from the client; this may change ``output`` and ``over``."""
         while len(data) and not self.over:
             if self._take_bytes:
                 size = min(self._take_bytes, len(data))
@@ -160,7 +161,7 @@ class ServerSession:
             if line is not None:
                 self._understand(line)
             if self.give_bytes and len(data):
-                self.refuse(NOT_UNDERSTOOD)  # only one request at a time
+                self.refuse(NOT_UNDERSTOOD)  # the client may have only one request pending
 
     def gave(self, size_bytes: int) -> None:
         """Count bytes of ``give_bytes`` that were sent."""
@@ -168,7 +169,7 @@ class ServerSession:
         self.give_bytes -= size_bytes
 
     def refuse(self, reason: str) -> None:
-        """Send the reason why the session ends."""
+        """Send the reason why the session ends, and end it."""
         if not self.over:
             self._say(b"REFUSED " + reason.encode())
             self.give_bytes = self._take_bytes = 0
@@ -177,7 +178,7 @@ class ServerSession:
     def _understand(self, line: bytes) -> None:
         if not self._greeted:
             if line != HELLO:
-                self.over = True  # an unknown client, which would not understand an answer
+                self.over = True  # not a responder's client, so it would not understand an answer
                 return
             self._greeted = True
             self._say(b"NONCE " + self._nonce)

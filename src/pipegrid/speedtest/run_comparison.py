@@ -1,5 +1,6 @@
 """
-Regression test between two builds: which measurements changed beyond noise, by a permutation test; pure.
+Compares two builds for regressions: a permutation test finds the measurements that changed beyond noise.
+Pure.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ SAME = "same"
 UNJUDGED = "unjudged"
 
 LEVEL = 0.01
-"""Probability that anything is called slower when two equal builds are compared; the same for faster."""
+"""
+The probability that any measurement is called slower when two equal builds are compared; the same for faster.
+"""
 
 LEAST_CHANGE = 0.1
 """
-Smaller changes count as noise: two runs of one build may differ by that much as a whole, because of other
-work of the machine. A single run per side does not show that.
+Changes smaller than this ratio count as noise: all measurements of a run may differ by that much from those
+of another run of the same build, because of other work of the machine. A single run per side does not show
+such differences.
 """
 
 
@@ -41,11 +45,11 @@ class FigureChange:
     Attributes:
         name, group, direction: as in the runs.
         before_s, after_s: median seconds of a round.
-        ratio: of the medians, after / before; above 1 is slower.
+        ratio: after_s / before_s; above 1 is slower.
         low, high: the interval of 95 % of bootstrapped ratios.
         margin: the ratio, above 1, up to which the test calls a change in this direction noise.
-        p: probability of such a change anywhere if all builds were equal; None if there are too few
-            samples.
+        p: the probability that any measurement changes this much if the builds are equal; None if there are
+            too few samples.
         verdict: ``slower``, ``faster``, ``same``, or ``unjudged`` for too few samples.
     """
 
@@ -63,7 +67,7 @@ class FigureChange:
 
     @property
     def percent(self) -> str:
-        """The change and its interval, as ``+31 % (+25 to +38)``."""
+        """The change and its interval, as text: ``+31 % (+25 to +38)``."""
         low, high = _percent(self.low), _percent(self.high)
         return f"{_percent(self.ratio)} % ({low} to {high})"
 
@@ -71,12 +75,12 @@ class FigureChange:
 @attrs.frozen(kw_only=True)
 class Comparison:
     """
-    The result of the test.
+    The result of the comparison.
 
     Attributes:
         changes: every measurement that both sides have, in the order of the first run.
-        warnings: sentences about what makes the comparison weaker.
-        missing, added: names of measurements that only the runs before, or after, have.
+        warnings: sentences about what makes the comparison less reliable.
+        missing, added: names of measurements that only the runs before, or only the runs after, have.
     """
 
     changes: tuple[FigureChange, ...]
@@ -85,7 +89,7 @@ class Comparison:
     added: tuple[str, ...] = ()
 
     def having(self, verdict: str) -> tuple[FigureChange, ...]:
-        """Return the changes with this verdict."""
+        """Return the changes with a given verdict."""
         return tuple(each for each in self.changes if each.verdict == verdict)
 
     @property
@@ -120,10 +124,10 @@ class Comparison:
 
     def as_text(self, everything: bool = False) -> str:
         """
-        Return lines for a person.
+        Return the comparison as lines for people.
 
         Args:
-            everything: also measurements that did not change.
+            everything: include measurements that did not change.
         """
         shown = [each for each in self.changes if everything or each.verdict in (SLOWER, FASTER)]
         lines = [self.summary]
@@ -145,7 +149,7 @@ class Comparison:
         return "\n".join(lines) + "\n"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return values that JSON can represent."""
+        """Return the comparison as values that JSON can represent."""
         return {
             "regressed": self.regressed,
             "summary": self.summary,
@@ -156,7 +160,7 @@ class Comparison:
 
 
 def title(key: tuple[str, str, str]) -> str:
-    """Return the name of a measurement, from group, direction and name."""
+    """Return a name for a measurement, made from group, direction and name."""
     group, direction, name = key
     return f"{name} {direction}" if group == SCENARIO else f"{group} {name} {direction}"
 
@@ -171,7 +175,7 @@ def _seconds(value: float) -> str:
 
 
 def _table(changes: Sequence[FigureChange]) -> list[str]:
-    """Return a line for each change, with a head, in columns."""
+    """Return a table with a header and a line for each change."""
     rows = [("", "before", "after", "change (95 %)", "p", "")]
     rows += [
         (
@@ -196,20 +200,23 @@ def _table(changes: Sequence[FigureChange]) -> list[str]:
 # more than a margin, or would randomly labelled rounds often look like that for *some* measurement?
 #
 # The test is a permutation test of the maximum (Westfall and Young, "Resampling-Based Multiple Testing",
-# 1993): the statistic of each measurement is compared with the greatest that any measurement reaches under
-# each relabelling. So its p is already that of the whole family: without any effect, the probability that any
-# p falls below alpha is at most alpha, for any number of measurements, any dependence between them, and any
-# distribution of the noise. Corrected exact rank tests of five rounds against five could never show anything:
-# their smallest p is 1/252 on one side, and Holm's correction would multiply it by the number of
-# measurements; here it stays 1/252 for the family, because the distances count, not only their order.
+# 1993). It compares the statistic of each measurement with the greatest statistic of any measurement under
+# each relabelling. So its p already holds for all measurements together: without any effect, the probability
+# that any p falls below alpha is at most alpha, for any number of measurements, any dependence between them,
+# and any distribution of the noise. Corrected exact rank tests could never show anything with five rounds per
+# side: their smallest p is 1/252 on one side, and Holm's correction would multiply it by the number of
+# measurements. Here it stays 1/252 for all measurements together, because distances count, and not only their
+# order.
 #
-# The statistic is Student's t with a constant added to its denominator, the typical noise of all measurements
-# (as in SAM: Tusher, Tibshirani and Chu, PNAS 98, 2001): among dozens of measurements some have five samples
-# that agree by chance, and their t would hide the rest. The random relabellings have a fixed seed, so equal
-# runs give equal results.
+# The statistic is Student's t with a constant added to its denominator: the typical noise of all measurements
+# (as in SAM: Tusher, Tibshirani and Chu, PNAS 98, 2001). Among dozens of measurements some have five samples
+# that agree by chance, and their large t would hide the other measurements. The random relabellings have a
+# fixed seed, so equal runs give equal results.
 
 RELABELLINGS = 1000
-"""The number drawn if there are more; the least p is then 1/1001, a tenth of the level that is used."""
+"""
+How many relabellings are drawn at random if more exist; the smallest p is then 1/1001, a tenth of ``LEVEL``.
+"""
 
 _SEED = 5
 
@@ -217,10 +224,11 @@ _SEED = 5
 @attrs.frozen
 class PairedSamples:
     """
-    Samples of one measurement; at least one each, on a scale where noise adds (logarithms of seconds).
+    Samples of one measurement, at least one for each build, on a scale where noise adds (logarithms of
+    seconds).
 
     Attributes:
-        before, after: of both builds.
+        before, after: the samples of the two builds.
         margin: how much greater ``after`` may be and still count as the same; not negative.
     """
 
@@ -230,7 +238,7 @@ class PairedSamples:
 
 
 def least_p(before: int, after: int) -> float:
-    """Return the least p that this many samples can give."""
+    """Return the smallest p that this many samples can give."""
     return max(1 / math.comb(before + after, after), 1 / (RELABELLINGS + 1))
 
 
@@ -239,9 +247,9 @@ def greater(pairs: Sequence[PairedSamples]) -> list[float]:
     Test for each pair whether ``after`` is greater than ``before`` by more than the margin.
 
     Returns:
-        For each pair the share of relabellings under which some measurement differs as much as this one
-            does. If no pair differs by more than its margin, some p is at most alpha in at most that share
-            of comparisons.
+        p for each pair: the share of relabellings under which some measurement differs as much as this pair
+            does. If no pair differs by more than its margin, the probability that any p is at most alpha is
+            at most alpha.
     """
     if not pairs:
         return []
@@ -250,12 +258,12 @@ def greater(pairs: Sequence[PairedSamples]) -> list[float]:
     observed: list[float] = []
     reached = [0] * len(pairs)
     total = 0
-    # The first labels are the true ones, so that every p is above zero.
+    # The first labelling is the true one, so every p is above zero.
     for labels in _relabellings(counts):
         values = _statistics(prepared, [labels[each] for each in counts])
         if not observed:
             observed = values
-        greatest = max(values) + 1e-9  # values that are equal up to rounding are equal
+        greatest = max(values) + 1e-9  # count values as equal if only rounding differs
         total += 1
         for index, value in enumerate(observed):
             reached[index] += greatest >= value
@@ -266,9 +274,10 @@ def _relabellings(
     counts: Sequence[tuple[int, int]],
 ) -> Iterator[dict[tuple[int, int], tuple[int, ...]]]:
     """
-    Yield, for each pair of sample counts, which samples are called ``after``; the true labels first.
+    Yield relabellings: for each pair of sample counts, which samples are called ``after``. The true labelling
+    comes first.
 
-    Measurements with equal counts share the labels: their rounds were measured together, so dependent ones
+    Measurements with equal counts share the labels: their rounds were measured together, so dependent rounds
     stay together.
     """
     kinds = sorted(set(counts))
@@ -291,7 +300,10 @@ def _relabellings(
 
 
 def _prepared(pair: PairedSamples) -> tuple[tuple[float, ...], float]:
-    """Return a centred pair without the margin, and the sum of squares, which no relabelling changes."""
+    """
+    Return the samples of a pair, centred and with the margin subtracted from ``after``; and the sum of their
+    squares, which no relabelling changes.
+    """
     values = pair.before + tuple(value - pair.margin for value in pair.after)
     middle = statistics.fmean(values)
     centred = tuple(value - middle for value in values)
@@ -308,7 +320,7 @@ def _statistics(
         count = len(values)
         after = len(chosen)
         before = count - after
-        # Centred, so one side's sum determines both means.
+        # The values are centred, so the sum of one side determines the means of both sides.
         total = sum([values[index] for index in chosen])
         difference = total * (1 / after + 1 / before)
         within = max(squares - difference * difference * after * before / count, 0.0)
@@ -321,26 +333,27 @@ def _statistics(
     ]
 
 
-# A measurement has changed if it did so
+# A measurement counts as changed if all of this is true:
 #
-# * by more than 10 %, than twice the standard deviation of its rounds, and than runs of one side differ
-#   among themselves, if a side has several;
-# * both in seconds and compared with the ceiling of its own run: round trips and raw TCP were measured in
-#   the same run, and if they became slower, the path is responsible for that much;
-# * and more than relabelling of the rounds explains: by the permutation test above, at 1 % for the whole
-#   comparison, "slower" and "faster" each.
+# * it changed by more than 10 %, by more than twice the standard deviation of its rounds, and by more than
+#   the runs of one side differ among themselves, if a side has several runs;
+# * it changed both in seconds and compared with the ceiling of its own run: round trips and raw TCP were
+#   measured in the same run, and if they became slower, the path explains that part of the change;
+# * relabelling of the rounds does not explain the change: the permutation test above rejects it, at 1 % for
+#   the whole comparison, for "slower" and for "faster" each.
 #
-# Simulations of what that finds and misses: docs/explanation-speedtest-compare.md.
+# docs/explanation-speedtest-compare.md has simulations of what these rules find and miss.
 
 ROUNDS_TO_RUNS = 2.0
 """
-A single run does not show how far the next one will be from it. Its rounds show a part of that, since a
-machine with other work has it in several runs. On a shared machine of two cores the medians of eight runs of
-five rounds varied one to two times as much as the rounds.
+The assumed ratio of the variation between runs to that between rounds. A single run does not show how much
+the next run will differ. Its rounds show a part of that, since other work of the machine affects several
+runs. On a shared machine of two cores the medians of eight runs of five rounds varied one to two times as
+much as the rounds.
 """
 
 BUSY = 0.15
-"""Rounds that vary more show that the machine had other work; then single runs are unreliable."""
+"""If rounds vary by more than this, the machine had other work, and single runs are unreliable."""
 
 _RESAMPLES = 200
 
@@ -356,9 +369,9 @@ def compare(
     Return what changed beyond noise.
 
     Args:
-        before, after: at least one run each, all with the same parameters and on the same machine; more
-            runs of a side show how far equal runs differ.
-        anyway: only warn if they are not comparable.
+        before, after: at least one run each, all with the same parameters and on the same machine; several
+            runs of one side show how much equal runs differ.
+        anyway: only warn if the runs are not comparable.
 
     Raises:
         UsageError: the runs cannot be compared; the sentence says why.
@@ -407,14 +420,14 @@ def compare(
 
 
 def _differences(runs: Sequence[Run]) -> list[str]:
-    """Return a clause for everything that should be equal in all runs and is not."""
+    """Return a clause for each property that should be equal in all runs but differs."""
     ignored = {"seed", "rounds"}
     found = []
     for field in attrs.fields(Parameters):
         values = {_named(getattr(run.parameters, field.name)) for run in runs}
         if field.name not in ignored and len(values) > 1:
             found.append(f"{field.name} differs ({' and '.join(sorted(values))})")
-    # Keys that only some runs have are ignored: later versions may write more.
+    # Keys that only some runs have are ignored, since later versions may write more keys.
     shared = set.intersection(*(set(run.machine) for run in runs))
     for name in sorted(shared):
         values = {run.machine[name] for run in runs}
@@ -438,8 +451,9 @@ class _Side:
     The runs of one build.
 
     Attributes:
-        samples: of each measurement, logarithms of seconds, one tuple a run.
-        floors: of each measurement, logarithm of the least seconds on its run's path, or None.
+        samples: for each measurement, the logarithms of seconds, one tuple per run.
+        floors: for each measurement, the logarithm of the least seconds that the path of its run allows, or
+            None.
     """
 
     samples: Mapping[_Key, list[tuple[float, ...]]]
@@ -462,28 +476,33 @@ class _Side:
         return cls(samples, middle)
 
     def pooled(self, key: _Key) -> tuple[float, ...]:
-        """Return all samples of a measurement, with outliers of each run reduced."""
+        """Return all samples of a measurement, with the outliers of each run moved nearer to its middle."""
         return tuple(value for run in self.samples[key] for value in _tamed(run))
 
     def scatter(self, key: _Key) -> float:
-        """Return the standard deviation of a round, in this side's typical run; 0 if unknown."""
+        """Return the standard deviation of rounds in a typical run of this side; 0 if unknown."""
         runs = [statistics.stdev(_tamed(run)) for run in self.samples[key] if len(run) > 1]
         return statistics.median(runs) if runs else 0.0
 
     def reach(self, key: _Key) -> float:
-        """Return the largest distance of a run of this side from their middle; 0 for a single run."""
+        """
+        Return the largest distance of a run's median from the median of this side's runs; 0 for a single run.
+        """
         middles = [statistics.median(run) for run in self.samples[key]]
         centre = statistics.median(middles)
         return max(abs(middle - centre) for middle in middles)
 
     def path(self, key: _Key, other: _Side) -> float:
-        """Return how much slower this side's path is than another's, as a logarithm; 0 if unknown."""
+        """Return how much slower this side's path is than the other side's, as a logarithm; 0 if unknown."""
         mine, theirs = self.floors[key], other.floors[key]
         return 0.0 if mine is None or theirs is None else mine - theirs
 
 
 def _floor_s(run: Run, measured: Measurement) -> float | None:
-    """Return the least time of a round on this run's path: round trips, and bytes over raw TCP."""
+    """
+    Return the least time that a round could take on this run's path: round trips, plus share bytes at the
+    rate of raw TCP.
+    """
     floor_s = 0.0
     if run.round_trips:
         trips = [sample for each in run.round_trips for sample in each.samples_s]
@@ -500,10 +519,11 @@ def _floor_s(run: Run, measured: Measurement) -> float | None:
 
 def _tamed(values: tuple[float, ...]) -> tuple[float, ...]:
     """
-    Move outliers nearer to a run's middle, to three robust deviations.
+    Move outliers to at most three robust standard deviations from a run's middle.
 
-    A round in which the machine did other work for a second is a slow round, not the measure of all noise.
-    The margin bounds the distance from below, so that samples that agree by chance are not changed.
+    A round in which the machine did other work for a second is only one slow round; it must not determine the
+    noise. Samples within ``LEAST_CHANGE`` of the middle never move, so samples that agree by chance are not
+    changed.
     """
     middle = statistics.median(values)
     deviation = 1.4826 * statistics.median(abs(value - middle) for value in values)
@@ -514,7 +534,7 @@ def _tamed(values: tuple[float, ...]) -> tuple[float, ...]:
 def _judge(keys: Sequence[_Key], old: _Side, new: _Side) -> list[FigureChange]:
     """Test all measurements together, in both directions."""
     scatter = {key: max(old.scatter(key), new.scatter(key)) for key in keys}
-    # Five rounds may agree by chance on a busy machine.
+    # A lower bound for the noise: on a busy machine, five rounds may agree by chance.
     typical = statistics.median(scatter.values()) / 2
     noise = {
         key: max(
@@ -525,7 +545,7 @@ def _judge(keys: Sequence[_Key], old: _Side, new: _Side) -> list[FigureChange]:
         )
         for key in keys
     }
-    # A path that became slower explains a slower build, and cannot make one look faster.
+    # A slower path explains a slower build; it must not make a build look faster.
     slower = {key: noise[key] + max(new.path(key, old), 0.0) for key in keys}
     faster = {key: noise[key] + max(old.path(key, new), 0.0) for key in keys}
     before = {key: old.pooled(key) for key in keys}
@@ -570,7 +590,7 @@ def _judge(keys: Sequence[_Key], old: _Side, new: _Side) -> list[FigureChange]:
 
 
 def _middle(runs: Iterable[Sequence[float]]) -> float:
-    """Return the middle of a side: the median over its runs of their medians."""
+    """Return the middle of a side: the median of the medians of its runs."""
     return statistics.median(statistics.median(run) for run in runs)
 
 
@@ -578,7 +598,8 @@ def _interval(
     before: Sequence[Sequence[float]], after: Sequence[Sequence[float]], rng: random.Random
 ) -> tuple[float, float]:
     """
-    Return the interval of 95 % of bootstrapped differences; runs are drawn first, then rounds of each.
+    Return the interval of 95 % of bootstrapped differences; each bootstrap draws runs, then rounds of each
+    run.
     """
 
     def draw(runs: Sequence[Sequence[float]]) -> float:

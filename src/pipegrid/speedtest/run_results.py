@@ -1,4 +1,4 @@
-"""The results of a run, their JSON, and where and with what it was measured."""
+"""The results of a run, their JSON form, and facts about the package and the machine that were measured."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ import pipegrid
 from pipegrid.core import erasure
 from pipegrid.errors import UsageError
 
-# Every sample is stored. Medians and spreads are written for readers of the file, and computed again from
-# the samples when it is read. Units: seconds, bytes, bytes a second. ``wire_bytes`` counts bytes of shares
-# that have to pass the link: size * n/k (and hash trees) for an upload, k shares for a download; without
-# the bytes that hedged requests waste.
+# Every sample is stored. Medians and spreads are written only for readers of the file; parsing computes them
+# again from the samples. Units: seconds, bytes, bytes per second. ``wire_bytes`` counts bytes of shares that
+# have to pass the link: for an upload size * n/k (and hash trees), for a download k shares, without the bytes
+# that hedged requests waste.
 
 FORMAT = "pipegrid-speedtest"
 VERSION = 1
@@ -51,7 +51,7 @@ class Spread:
 
     Attributes:
         median, minimum, maximum: of the samples.
-        deviation: standard deviation; 0 for a single sample.
+        deviation: the standard deviation; 0 for a single sample.
         count: how many samples.
     """
 
@@ -63,7 +63,7 @@ class Spread:
 
 
 def spread(samples: Sequence[float]) -> Spread:
-    """Return median and spread of at least one sample."""
+    """Return the median and the spread of at least one sample."""
     return Spread(
         statistics.median(samples),
         min(samples),
@@ -79,9 +79,9 @@ class EmulatedLink:
     An emulated link.
 
     Attributes:
-        name: of the profile, or ``custom``.
-        rtt_s: round trip.
-        up_bytes_per_s, down_bytes_per_s: None for unlimited.
+        name: the name of the profile, or ``custom``.
+        rtt_s: the round-trip time.
+        up_bytes_per_s, down_bytes_per_s: the rates; None for unlimited.
     """
 
     name: str
@@ -98,9 +98,9 @@ class Parameters:
     Attributes:
         target: ``private grid``, ``grid``, ``gateway``, or ``baseline`` for the self-check.
         transport: ``gbs``, ``foolscap``, ``gateway`` or ``tcp``.
-        servers: how many.
-        window: of the pipelines: ``auto``, or bytes as a decimal number.
-        link: None for the unchanged network.
+        servers: how many servers.
+        window: the window of the pipelines: ``auto``, or bytes as a decimal number.
+        link: the emulated link; None for the unchanged network.
         seed: of the random contents.
     """
 
@@ -119,14 +119,14 @@ class Parameters:
 
 @attrs.frozen
 class RoundTrip:
-    """Round trips of one server, measured by tiny exchanges; at least one sample."""
+    """Round-trip times of one server, measured by tiny exchanges; at least one sample."""
 
     server: str
     samples_s: tuple[float, ...] = attrs.field(converter=_floats)
 
     @property
     def minimum_s(self) -> float:
-        """The shortest round trip measured."""
+        """The shortest round trip that was measured."""
         return min(self.samples_s)
 
     @property
@@ -141,10 +141,10 @@ class Baseline:
     What raw streams carry on the path of the scenarios.
 
     Attributes:
-        streams: how many at a time.
+        streams: how many streams at the same time.
         tls: whether they were encrypted.
         direction: ``up`` is away from the client.
-        before, after: bytes a second, of all streams together, before and after the scenarios.
+        before, after: bytes per second of all streams together, measured before and after the scenarios.
     """
 
     streams: int
@@ -168,12 +168,12 @@ class Measurement:
         name: ``startup``, ``10x 200B``, ``1MB``, ...; unique within group, direction and parameters.
         group: ``scenario``, ``window`` (sweep), ``encoding`` (sweep of k/n) or ``cold start``.
         direction: ``up`` or ``down``.
-        files, file_bytes: number and size; ``file_bytes`` is the mean if sizes are mixed.
-        wire_bytes: bytes of shares that have to pass the link; 0 where it does not apply.
+        files, file_bytes: number and size of the files; ``file_bytes`` is the mean if sizes are mixed.
+        wire_bytes: bytes of shares that have to pass the link; 0 where this does not apply.
         at_once: whether the files were transferred at the same time, not one after the other.
-        samples_s: seconds for all files of a round.
-        window_bytes: of this measurement, in the window sweep; None is ``auto``.
-        required_shares, total_shares: of this measurement, in the encoding sweep.
+        samples_s: the seconds for all files of a round, for each round.
+        window_bytes: the window, in the window sweep; None is ``auto``.
+        required_shares, total_shares: the encoding, in the encoding sweep.
     """
 
     name: str
@@ -200,18 +200,18 @@ class Measurement:
 
     @property
     def bytes_per_s(self) -> float:
-        """Plaintext a second, by the median."""
+        """Plaintext bytes per second, computed from the median."""
         return self.files * self.file_bytes / self.median_s
 
     @property
     def wire_bytes_per_s(self) -> float:
-        """Bytes of shares a second, by the median."""
+        """Bytes of shares per second, computed from the median."""
         return self.wire_bytes / self.median_s
 
 
 @attrs.frozen
 class Burst:
-    """Bytes exchanged with one server, at one moment of the timeline."""
+    """Bytes exchanged with one server at one moment of the timeline."""
 
     server: str
     at_s: float
@@ -225,11 +225,11 @@ class Timeline:
     One upload, as seen on the wire.
 
     Attributes:
-        name: of the stored file, as ``1x 200B``.
-        rtt_s: round trip at that time.
-        took_s: from the call to the acknowledgement.
+        name: of the stored file, such as ``1x 200B``.
+        rtt_s: the mean round trip of the servers.
+        took_s: seconds from the call to the acknowledgement.
         bursts: in the order of time; at most some thousands.
-        samples: the number of uploads of which it has the median time.
+        samples: from how many uploads this one, with the median time, was chosen.
     """
 
     name: str
@@ -242,14 +242,14 @@ class Timeline:
 @attrs.frozen(kw_only=True)
 class Run:
     """
-    One run.
+    One run of the speed test.
 
     Attributes:
-        when: UTC, ``2026-11-21T10:00:00Z``.
-        took_s: of all of it.
-        commit: of the working copy that was measured, or None if it is not one.
+        when: the start, in UTC, such as ``2026-11-21T10:00:00Z``.
+        took_s: the duration of the whole run.
+        commit: of the measured working copy; None if the package is not in one.
         versions: of pipegrid, python, and libraries that matter.
-        machine: system, architecture, cores, memory; strings.
+        machine: system, architecture, cores, memory, as strings.
     """
 
     when: str
@@ -265,20 +265,23 @@ class Run:
 
     @property
     def average_rtt_s(self) -> float | None:
-        """Mean round trip over all servers; None if unknown."""
+        """The mean round trip over all servers; None if unknown."""
         if not self.round_trips:
             return None
         return statistics.fmean(each.average_s for each in self.round_trips)
 
     @property
     def total_rtt_s(self) -> float | None:
-        """Sum of the servers' round trips; None if unknown."""
+        """The sum of the servers' mean round trips; None if unknown."""
         if not self.round_trips:
             return None
         return sum(each.average_s for each in self.round_trips)
 
     def baseline(self, direction: str, streams: int, tls: bool) -> float | None:
-        """Return the median of raw bytes a second, or None if it was not measured."""
+        """
+        Return the median throughput of these raw streams, in bytes per second; None if they were not
+        measured.
+        """
         for each in self.baselines:
             if (each.direction, each.streams, each.tls) == (direction, streams, tls):
                 return statistics.median(each.samples) if each.samples else None
@@ -292,7 +295,7 @@ class Run:
         return None
 
     def as_json(self) -> str:
-        """Return one JSON object, with the samples and their medians and spreads."""
+        """Return the run as one JSON object, with the samples and their medians and spreads."""
         document: dict[str, Any] = {"format": FORMAT, "version": VERSION, **attrs.asdict(self)}
         for each in [*document["measurements"], *document["round_trips"]]:
             each["seconds"] = attrs.asdict(spread(each["samples_s"]))
@@ -307,10 +310,10 @@ def parse_run(text: str | bytes, name: str) -> Run:
     Parse the JSON of a run.
 
     Args:
-        name: of the file, for messages.
+        name: the name of the file, for messages.
 
     Raises:
-        UsageError: it is not JSON, not a run, of another version, or damaged.
+        UsageError: the text is not JSON, not a run, a run of another version, or damaged.
     """
     try:
         document = json.loads(text)
@@ -359,18 +362,18 @@ def _run(document: dict[str, Any]) -> Run:
 
 
 def _of(kind: type[T], values: dict[str, Any]) -> T:
-    """Make an object from the known values; later versions may write more."""
+    """Make an object from the known values, and ignore others, since later versions may write more."""
     known = {field.name for field in attrs.fields(kind)}  # type: ignore[arg-type]
     return kind(**{name: value for name, value in values.items() if name in known})
 
 
-# Where and with what a run was measured: commit, versions, machine.
+# Facts about the measured package and the machine: commit, versions, machine.
 
 _LIBRARIES = ("Twisted", "cryptography", "pycryptodome", "zfec", "httptools", "foolscap")
 
 
 def commit() -> str | None:
-    """Return the commit of the working copy of this package, followed by ``+`` if it was changed."""
+    """Return the commit of this package's working copy, followed by ``+`` if files were changed."""
     here = Path(pipegrid.__file__).resolve().parent
     root = here.parent.parent
     if not (root / ".git").exists():

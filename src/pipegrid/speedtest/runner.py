@@ -1,4 +1,4 @@
-"""Runs the speed test: rounds of scenarios in random order, with raw TCP before and after."""
+"""Runs the speed test: rounds of scenarios in random order, with raw TCP measured before and after."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ DEFAULT_ROUNDS = 5
 COMMAND_TIMEOUT_S = 120.0
 _WARM_BYTES = 200
 TIMELINES = 5
-"""How many uploads are recorded; one of them is shown."""
+"""How many uploads are recorded; the report shows one of them."""
 
 
 @attrs.frozen
@@ -57,11 +57,11 @@ class Settings:
     The settings of a run.
 
     Attributes:
-        rounds: samples of each scenario without its own limit.
-        seed: of the files' contents, and of the order in each round.
-        window_bytes: of the pipelines; None is ``auto``.
-        pings: of each server, in each round.
-        effort: for raw TCP.
+        rounds: the number of samples of each scenario without its own limit.
+        seed: of the files' contents, and of the order of scenarios in each round.
+        window_bytes: the window of the pipelines; None is ``auto``.
+        pings: how often each server is pinged in each round.
+        effort: how much raw TCP is measured.
     """
 
     rounds: int = DEFAULT_ROUNDS
@@ -80,15 +80,15 @@ async def run(
     say: Say,
 ) -> Run:
     """
-    Measure a target, which is started and stopped here.
+    Start a target, measure it, and stop it.
 
     Args:
-        choose: returns the scenarios, given the target after its start.
+        choose: returns the scenarios for the target, which has started.
         say: called with the progress, a line at a time.
 
     Raises (through the Deferred):
-        UsageError: too little space, or nothing to measure.
-        PipegridError: the target is unreachable, rejects a request, or returns other bytes.
+        UsageError: there is too little space, or nothing to measure.
+        PipegridError: the target is unreachable, rejects a request, or returns wrong bytes.
     """
     began, when = time.monotonic(), datetime.now(timezone.utc)
     try:
@@ -141,13 +141,13 @@ async def _baselines(reactor: Any, target: FileTarget, effort: Effort, say: Say)
 
 class Rounds:
     """
-    The rounds, and their measurements so far.
+    The rounds, and the measurements made so far.
 
     Every round includes all scenarios, so that a disturbance of the machine affects all of them (A B A B, not
-    A A B B), in a random order, so that none always follows the same other one. Files are new in every round,
-    and compared when they are read back. Connections are open already, since a small file is stored and read
-    first, except where connecting is measured. Raw TCP is measured on the same path before and after, round
-    trips in every round.
+    A A B B). The order is random, so that no scenario always follows the same other one. Files are new in
+    every round, and compared when they are read back. Connections are already open, since a small file is
+    stored and read first, except in scenarios that measure connecting. Raw TCP is measured on the same path
+    before and after, round trips in every round.
 
     Attributes:
         round_trips: of each server, over all rounds.
@@ -171,14 +171,14 @@ class Rounds:
         self.round_trips: list[RoundTrip] = []
 
     async def do(self) -> None:
-        """Warm up, then measure the scenarios of each round, in one session of the target."""
+        """Warm up, then measure the scenarios of each round, in one session with the target."""
         session = await self._target.open(self._settings.window_bytes)
         try:
             await self._warm(session)
             await self._series(session, _WARM_UP, new_files(self._rng, _WARM_UP.sizes))
             for number in range(self._settings.rounds):
                 self._note(await self._target.round_trips(self._settings.pings))
-                # The same seed gives the same order.
+                # The order depends only on the seed and the round.
                 rng = random.Random(f"{self._settings.seed}, round {number}")
                 for scenario in rng.sample(self._scenarios, len(self._scenarios)):
                     if scenario.counts_in(number):
@@ -223,7 +223,7 @@ class Rounds:
 
     async def _measure(self, scenario: Scenario, session: Session, number: int) -> None:
         files = new_files(self._rng, scenario.sizes)
-        gc.collect()  # so that garbage of one scenario does not slow down another
+        gc.collect()  # so that one scenario's garbage does not slow down another
         if scenario.group == COLD_START:
             times = await in_thread(self._reactor, self._command, files[0])
         elif scenario.fresh or scenario.fixed_window:
@@ -244,7 +244,7 @@ class Rounds:
         self._say(f"round {number + 1} of {self._settings.rounds}: {scenario.title}: {told}")
 
     async def _warm(self, session: Session) -> None:
-        """Open connections to all servers, which end when they are idle for a minute."""
+        """Open connections to all servers, since idle connections are closed after a minute."""
         target = self._target
         count = 1 if target.servers <= target.params.total_shares else 3 * target.servers
         files = new_files(self._rng, [_WARM_BYTES] * min(count, 100))
@@ -255,7 +255,7 @@ class Rounds:
     async def _series(
         self, session: Session, scenario: Scenario, files: Sequence[bytes]
     ) -> dict[str, float]:
-        """Store the files and read them back; returns the seconds of each direction."""
+        """Store the files and read them back; return the seconds of each direction."""
         params: Params | None = None
         if scenario.encoding is not None or scenario.segment_bytes is not None:
             params = scenario.params(self._target.params)
@@ -282,7 +282,7 @@ class Rounds:
         return times
 
     def _command(self, content: bytes) -> dict[str, float]:
-        """Measure the command itself, from the start of its process to the end."""
+        """Measure the command itself, from the start of its process to its end."""
         with tempfile.TemporaryDirectory() as scratch:
             source, copy = Path(scratch, "file"), Path(scratch, "copy")
             source.write_bytes(content)
@@ -319,9 +319,9 @@ async def record(
     reactor: Any, target: FileTarget, round_trips: Sequence[RoundTrip]
 ) -> Timeline | None:
     """
-    Record uploads of a small file, and return the one with the median time.
+    Record uploads of a small file, and return the upload with the median time.
 
-    None if the target hides its servers, or they are in this process.
+    Returns None if the target hides its servers, or no round trips were measured.
     """
     if not target.adjustable or not round_trips:
         return None
@@ -345,7 +345,7 @@ async def record(
     finally:
         await session.close()
     took_s, bursts, since_us = sorted(uploads, key=itemgetter(0))[len(uploads) // 2]
-    if tracer is not None:  # its bursts come from the trace
+    if tracer is not None:  # for Foolscap, the bursts come from the trace
         bursts = from_spans(tracer.events(), since_us, since_us + took_s * 1e6)
     rtt_s = statistics.fmean(each.average_s for each in round_trips)
     return Timeline("1x 200B", rtt_s, took_s, bursts, len(uploads))

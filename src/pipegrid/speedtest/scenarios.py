@@ -1,4 +1,7 @@
-"""The scenarios of the speed test: numbers and sizes of files, their order and settings; pure."""
+"""
+The scenarios of the speed test: how many files of which size they transfer, in which order, with which
+settings. Pure.
+"""
 
 from __future__ import annotations
 
@@ -28,49 +31,56 @@ COMMAND = "command 200B"
 AUTO = "auto"
 
 WINDOWS = (10 * KB, 30 * KB, 50 * KB, 100 * KB, 300 * KB, MB, 4 * MB, 16 * MB)
-"""Bytes. 50 KB is the former default; 16 MB is more than any server needs on these links."""
+"""
+The windows of the sweep, in bytes. 50 KB is the former default; 16 MB is more than any server needs on the
+emulated links.
+"""
 
 ENCODINGS = ((1, 1), (1, 10), (3, 5), (3, 10), (7, 10), (10, 10))
-"""Required and total shares."""
+"""Pairs of required and total shares."""
 
 MIXED_FILES = 1000
 MIXED_SMALLEST, MIXED_LARGEST = 100, 100 * KB
-_MIXED_SEED = 1000  # the same sizes in all runs, so that they can be compared
+_MIXED_SEED = 1000  # equal sizes in all runs make the runs comparable
 
 SWEEP_S = 0.5
 """How long a transfer of the window sweep should take at the link's rate, without round trips."""
 SWEEP_SEGMENT_BYTES = 192 << 10
 """
-The segment size of the window sweep's file: blocks of 64 KiB at 3 of n, the smallest message of a share
-upload. A block is sent as a whole, so with segments of 1 MiB a small window would send 350 KB at a time.
+The segment size of the window sweep's file. With 3 required shares, blocks then have 64 KiB, the smallest
+message of a share upload. A block is sent as a whole, so with segments of 1 MiB even a small window would
+send 350 KB at a time.
 """
 SWEEP_LEAST, SWEEP_MOST = 100 * KB, 30 * MB
 _SWEEP_UNLIMITED = 10 * MB
 
 ALL_ROUNDS_S = 75.0
-"""The limit for all rounds of one scenario, by the link alone: a full run should take five minutes."""
+"""
+The time limit for all rounds of one scenario, counting only the link: a full run should take five minutes.
+"""
 
 MAX_TRANSFER_S = 60.0
-"""A scenario with a transfer that takes longer than this, by the link's rate alone, is left out."""
+"""A scenario is left out if one of its transfers takes longer than this, counting only the link's rate."""
 
 
 @attrs.frozen
 class Scenario:
     """
-    Some files, stored and read back; both are measured separately.
+    Some files, stored and read back; both directions are measured separately.
 
     Attributes:
         name: unique in its group.
         group: see ``run_results.GROUPS``.
         sizes: of the files, in bytes, each too large for a literal cap.
-        at_once: whether they are transferred at the same time, not one after the other.
-        fresh: with a new client, so that connecting is included.
-        window_bytes: of the pipelines; None is the run's own.
-        fixed_window: whether ``window_bytes`` applies; a sweep's ``auto`` is None and True.
-        encoding: required and total shares, if other than the run's own.
-        segment_bytes: the segment size, if other than the run's own.
+        at_once: whether the files are transferred at the same time, not one after the other.
+        fresh: whether a new client is used, so that connecting is included.
+        window_bytes: the window of the pipelines; None is the run's window.
+        fixed_window: whether ``window_bytes`` applies even if None, which then means ``auto``, as in the
+            window sweep.
+        encoding: required and total shares, if other than those of the run.
+        segment_bytes: the segment size, if other than that of the run.
         fetches: whether reading the files back is measured, too.
-        most_rounds: the limit of rounds, since it takes long; None for no limit.
+        most_rounds: the most rounds, for scenarios that take long; None for no limit.
     """
 
     name: str
@@ -87,7 +97,9 @@ class Scenario:
 
     @property
     def title(self) -> str:
-        """Its name among all scenarios: that of the window sweep's ``1MB`` is ``window 1MB``."""
+        """
+        A name that is unique among all scenarios: the window sweep's ``1MB`` has the title ``window 1MB``.
+        """
         return f"{WINDOW} {self.name}" if self.group == WINDOW else self.name
 
     @property
@@ -97,16 +109,16 @@ class Scenario:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of plaintext, of all files together."""
+        """The plaintext bytes of all files together."""
         return sum(self.sizes)
 
     @property
     def mean_bytes(self) -> int:
-        """Plaintext of a file, rounded."""
+        """The mean plaintext bytes of a file, rounded."""
         return round(self.total_bytes / self.files)
 
     def params(self, default: Params) -> Params:
-        """Return the encoding parameters of its files."""
+        """Return the encoding parameters of the scenario's files."""
         if self.segment_bytes is not None:
             default = attrs.evolve(default, max_segment_bytes=self.segment_bytes)
         if self.encoding is None:
@@ -121,18 +133,21 @@ class Scenario:
         return shares * sum(share_bytes(size, params) for size in self.sizes)
 
     def stored_bytes(self, default: Params, rounds: int) -> int:
-        """Return what all rounds store on the servers' disks, including the first, uncounted one."""
+        """
+        Return how many bytes all rounds store on the servers' disks, including the round before them that is
+        not counted.
+        """
         if self.most_rounds is not None:
             rounds = min(rounds, self.most_rounds)
         return (rounds + 1) * self.wire_bytes(UP, default)
 
     def counts_in(self, round_number: int) -> bool:
-        """Return whether a round, counted from 0, includes it."""
+        """Return whether a round, counted from 0, includes this scenario."""
         return self.most_rounds is None or round_number < self.most_rounds
 
 
 def share_bytes(size: int, params: Params) -> int:
-    """Return the length of each share of a file; 0 for a literal cap."""
+    """Return the length in bytes of each share of a file; 0 for a literal cap."""
     if size <= MAX_LITERAL_BYTES:
         return 0
     return layout.share_bytes(params.geometry(size))
@@ -160,8 +175,8 @@ def large(size: int, most_rounds: int | None = None) -> Scenario:
 
 def mixed() -> Scenario:
     """
-    Return files of sizes spread evenly over the orders of magnitude, at the same time; always the same
-    sizes.
+    Return a scenario of files with sizes spread evenly over the orders of magnitude, transferred at the same
+    time. The sizes are always the same.
     """
     rng = random.Random(_MIXED_SEED)
     ratio = MIXED_LARGEST / MIXED_SMALLEST
@@ -172,7 +187,7 @@ def mixed() -> Scenario:
 def window_sweep(
     size: int, windows: Iterable[int] = WINDOWS, most_rounds: int | None = None
 ) -> list[Scenario]:
-    """Return the window sweep: one file, with each fixed window, and ``auto``."""
+    """Return the window sweep: the same file with each fixed window, and with the automatic one."""
     points: list[int | None] = [*windows, None]
     return [
         Scenario(
@@ -182,7 +197,7 @@ def window_sweep(
             window_bytes=window,
             fixed_window=True,
             segment_bytes=SWEEP_SEGMENT_BYTES,
-            fetches=False,  # a window limits what is sent
+            fetches=False,  # a window limits only sending
             most_rounds=most_rounds,
         )
         for window in points
@@ -190,7 +205,7 @@ def window_sweep(
 
 
 def encoding_sweep(size: int, servers: int, most_rounds: int | None = None) -> list[Scenario]:
-    """Return the sweep of k of n, as far as the number of servers allows."""
+    """Return the encoding sweep: k of n, as far as the number of servers allows."""
     return [
         Scenario(f"{k} of {n}", ENCODING, (size,), encoding=(k, n), most_rounds=most_rounds)
         for k, n in ENCODINGS
@@ -199,7 +214,10 @@ def encoding_sweep(size: int, servers: int, most_rounds: int | None = None) -> l
 
 
 def sweep_bytes(link: EmulatedLink | None, params: Params) -> int:
-    """Return the size of the window sweep's file: just long enough on this link."""
+    """
+    Return the size of the window sweep's file, so that its transfer takes about ``SWEEP_S`` on this link,
+    within limits.
+    """
     if link is None or link.up_bytes_per_s is None:
         return _SWEEP_UNLIMITED
     seconds = max(SWEEP_S, 10 * link.rtt_s)
@@ -211,7 +229,7 @@ def sweep_bytes(link: EmulatedLink | None, params: Params) -> int:
 def transfers_s(
     scenario: Scenario, link: EmulatedLink | None, params: Params
 ) -> tuple[float, float]:
-    """Return the least times for storing and reading, by the link alone."""
+    """Return the least seconds for storing and for reading, counting only the link."""
     if link is None:
         return 0.0, 0.0
     trips_s = link.rtt_s * (1 if scenario.at_once else scenario.files)
@@ -224,7 +242,7 @@ def transfers_s(
 
 
 def in_time(scenario: Scenario, link: EmulatedLink | None, params: Params) -> Scenario:
-    """Return a scenario with few enough rounds for ``ALL_ROUNDS_S``, but at least two."""
+    """Return the scenario, limited to the rounds that fit in ``ALL_ROUNDS_S``, but at least two."""
     round_s = sum(transfers_s(scenario, link, params))
     if not round_s:
         return scenario
@@ -235,7 +253,7 @@ def in_time(scenario: Scenario, link: EmulatedLink | None, params: Params) -> Sc
 
 
 def full(link: EmulatedLink | None, params: Params, servers: int) -> list[Scenario]:
-    """Return all scenarios, the shorter ones of each group first."""
+    """Return all scenarios, in each group the shorter ones first."""
     scenarios = [
         Scenario(STARTUP, SCENARIO, (200,), fresh=True),
         series(1, 200),
@@ -269,13 +287,13 @@ def quick(params: Params, servers: int) -> list[Scenario]:
 
 def choose(scenarios: Sequence[Scenario], wanted: Sequence[str]) -> list[Scenario]:
     """
-    Return the scenarios with a wanted name or group; all if none is given.
+    Return the scenarios with a wanted name or group; all scenarios if ``wanted`` is empty.
 
     Args:
-        wanted: titles or groups; case does not matter. Another text chooses the titles that contain it.
+        wanted: titles or groups, in upper or lower case. Any other text selects the titles that contain it.
 
     Raises:
-        UsageError: one of them matches no scenario.
+        UsageError: a wanted text matches no scenario.
     """
     if not wanted:
         return list(scenarios)
@@ -296,7 +314,7 @@ def choose(scenarios: Sequence[Scenario], wanted: Sequence[str]) -> list[Scenari
 def split_by_duration(
     scenarios: Iterable[Scenario], link: EmulatedLink | None, params: Params
 ) -> tuple[list[Scenario], list[Scenario]]:
-    """Return the scenarios that the link allows in reasonable time, and the others."""
+    """Return two lists: the scenarios that are short enough on this link, and those that are not."""
     within: list[Scenario] = []
     beyond: list[Scenario] = []
     for each in scenarios:

@@ -1,4 +1,7 @@
-"""The self-check of the speed test: it measures known values, to show that its other figures are right."""
+"""
+The self-check of the speed test: it measures quantities whose values are known, to show that the other
+figures are right.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +36,13 @@ PINGS = 15
 @attrs.frozen
 class KnownFigure:
     """
-    One figure with a known value.
+    One measured figure whose true value is known.
 
     Attributes:
         name: what was measured.
         measured, expected: the result, and the known value, in ``unit``.
         tolerance: the largest allowed difference.
-        low, high: of the samples.
+        low, high: the lowest and the highest sample.
     """
 
     name: str
@@ -71,20 +74,23 @@ def check(
     unit: str,
     take: Callable[[Sequence[float]], float] = statistics.median,
 ) -> KnownFigure:
-    """Compare some samples, by their median or ``take``, with the expected value."""
+    """
+    Compare the median of some samples, or the value that ``take`` computes from them, with the expected
+    value.
+    """
     return KnownFigure(name, take(samples), expected, tolerance, unit, min(samples), max(samples))
 
 
 @as_deferred
 async def self_check(reactor: Any, say: Callable[[str], object]) -> list[KnownFigure]:
     """
-    Measure known values; fires with the figures.
+    Measure quantities with known values; fires with the figures.
 
-    * A "perfect" client, raw streams measured as a scenario is, compared with the raw streams of the
-      baseline: 100 % of raw TCP.
+    * Raw streams, measured as a scenario is, and compared with the raw streams of the baseline: 100 % of raw
+      TCP.
     * An emulated link of 100 ms: 100 ms, by the shortest round trip, since other work of the machine only
-      makes it
-      longer. One of 10 Mbit/s: 10 Mbit/s, by the median.
+      lengthens round trips.
+    * An emulated link of 10 Mbit/s: 10 Mbit/s, by the median.
     """
     running = await start_responders(reactor, STREAMS)
     try:

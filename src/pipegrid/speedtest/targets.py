@@ -47,14 +47,14 @@ from pipegrid.speedtest.responder import RunningResponders, start_responders
 from pipegrid.speedtest.run_results import EmulatedLink, RoundTrip
 from pipegrid.speedtest.traffic_recorder import HostPort
 
-# What every target of the speed test has, and the checks before it is measured.
+# The common base of all targets of the speed test, and the checks before a target is measured.
 
 GBS = "gbs"
 FOOLSCAP = "foolscap"
 GATEWAY = "gateway"
 CONNECT_TIMEOUT_S = 10.0
 SPARE_BYTES = 100 * 10**6
-"""How much space a disk should have left after everything is stored."""
+"""How many bytes a disk should have free after everything is stored."""
 
 
 class FileTarget:
@@ -64,15 +64,15 @@ class FileTarget:
     Attributes:
         kind: as ``Parameters.target``.
         transport: as ``Parameters.transport``.
-        servers: how many.
+        servers: how many servers.
         params, happy: the encoding, unless a scenario has its own.
         link: the emulated link to the servers; None for none.
-        durability: of the servers, if they are local.
+        durability: the durability policy of the servers, if they are local.
         responders: for measuring raw TCP on the same path; may be empty.
-        directory: of a client, for the command itself; None if the command cannot use it.
-        names: of the servers, by their addresses, if their connections can be recorded.
+        directory: a client's directory, for measuring the command itself; None if the command cannot be used.
+        names: the names of the servers by their addresses, if their connections can be recorded.
         adjustable: whether windows and encodings can be chosen.
-        alike: whether all servers are equal, so that none should be too slow to wait for.
+        alike: whether all servers are equally fast, so that a put should wait for every one of them.
     """
 
     kind = ""
@@ -92,7 +92,7 @@ class FileTarget:
         self.names: dict[HostPort, str] = {}
 
     async def start(self) -> None:
-        """Start what is needed, and check that it works."""
+        """Start everything that the target needs, and check that it works."""
         raise NotImplementedError
 
     async def open(
@@ -102,7 +102,7 @@ class FileTarget:
         reactor: Any = None,
         tracer: Tracing | None = None,
     ) -> Session:
-        """Return a client without connections."""
+        """Return a client that has no connections yet."""
         assert self.directory is not None, "not started"
         grid = await Grid.open(
             reactor or self._reactor, self.directory, window_bytes=window_bytes, tracer=tracer
@@ -114,7 +114,7 @@ class FileTarget:
         raise NotImplementedError
 
     async def free_bytes(self) -> int | None:
-        """Return how much the servers can store, all shares together; None if unknown."""
+        """Return how many bytes of shares the servers can store together; None if unknown."""
         return None
 
     async def stop(self) -> None:
@@ -123,7 +123,7 @@ class FileTarget:
 
 async def check_space(target: FileTarget, needed_bytes: int) -> None:
     """
-    Check that there is enough space.
+    Check that the servers have enough space.
 
     Raises:
         UsageError: there is less space than all shares need.
@@ -138,13 +138,13 @@ async def check_space(target: FileTarget, needed_bytes: int) -> None:
 
 async def connect_s(reactor: Any, policy: ConnectionPolicy, host: str, port: int) -> float:
     """
-    Return how long it takes to open a TCP connection, which the other end's kernel answers.
+    Return how many seconds opening a TCP connection takes; only the other end's kernel answers.
 
     Args:
-        policy: the way to the host.
+        policy: decides the way to the host.
 
     Raises:
-        ServerUnreachable: no server listens there.
+        ServerUnreachable: no server listens at the address.
     """
     began = time.perf_counter()
     try:
@@ -162,7 +162,8 @@ async def connect_s(reactor: Any, policy: ConnectionPolicy, host: str, port: int
     return took_s
 
 
-# A target is started, opened once for each client, and stopped; nothing that it started outlives it.
+# A target is started, opened once for each client, and stopped; afterwards nothing that it started still
+# runs.
 
 DEFAULT_SERVERS = 10
 MAX_SERVERS = 100
@@ -170,11 +171,12 @@ MAX_SERVERS = 100
 
 class PrivateGrid(FileTarget):
     """
-    Storage servers of its own, each a process on this machine, with an emulated link if required.
+    Storage servers that are started for the test, each a process on this machine, with an emulated link if
+    required.
 
     Args:
-        count: of servers.
-        encoding: of the client; None for the usual one, as far as the number of servers allows.
+        count: how many servers.
+        encoding: of the client; None for the usual encoding, as far as the number of servers allows.
         scratch: where the servers store their shares; None for the usual place.
     """
 
@@ -251,16 +253,16 @@ class PrivateGrid(FileTarget):
             self.names = {(LOOPBACK, port): server_name(at) for at, port in enumerate(ports)}
 
     async def round_trips(self, count: int) -> list[RoundTrip]:
-        """Measure the round trip to each server, over the same link."""
+        """Measure the round-trip time to each server, over the same link."""
         trips = await ping_responders(self._reactor, self.responders, count)
         return [attrs.evolve(trip, server=server_name(number)) for number, trip in enumerate(trips)]
 
     async def free_bytes(self) -> int | None:
-        """Return the free space at the servers' directories."""
+        """Return the free space on the file system of the servers' directories."""
         return shutil.disk_usage(self._scratch or tempfile.gettempdir()).free
 
     async def stop(self) -> None:
-        """Stop all processes, and remove what they stored."""
+        """Stop all processes, and remove the stored files."""
         try:
             for child in (self._proxy, self._responding):
                 if child is not None:
@@ -269,9 +271,11 @@ class PrivateGrid(FileTarget):
             await in_thread(self._reactor, self._leave)
 
     def _enter(self, running: Servers) -> None:
-        """Start servers, in a thread; after a cancellation, ``_leave`` waits for it."""
+        """
+        Start servers, in a thread; ``_leave`` waits for the end of this start, even after a cancellation.
+        """
         with self._lock:
-            if not self._left:  # with a busy thread pool, _leave may run first
+            if not self._left:  # _leave may run first, if the thread pool is busy
                 self._stack.enter_context(running)
 
     def _leave(self) -> None:
@@ -285,8 +289,8 @@ class ConfiguredGrid(FileTarget):
     The grid that a client's directory configures.
 
     Args:
-        directory: None for the user's own.
-        responders: near the servers, if any.
+        directory: the client's directory; None for the user's usual one.
+        responders: responders near the servers, if any.
     """
 
     kind = "grid"
@@ -343,12 +347,12 @@ class ConfiguredGrid(FileTarget):
                     self.names[host, int(port)] = each.nickname
         rooms = [each.available_bytes for each in there if each.available_bytes is not None]
         if rooms:
-            # Shares are spread evenly, so the fullest server is the first to reject one.
+            # Shares are spread evenly, so the server with least space is the first to reject a share.
             self._free = min(rooms) * self.servers
 
     def _check_responders(self, policy: ConnectionPolicy) -> None:
         """
-        Check that responders may be connected to directly, as the speed test does.
+        Check that the settings permit direct connections to responders, since the speed test uses no others.
 
         Raises:
             UsageError: the directory's settings permit no direct connections.
@@ -360,7 +364,7 @@ class ConfiguredGrid(FileTarget):
             )
 
     async def round_trips(self, count: int) -> list[RoundTrip]:
-        """Measure how long connecting to each server takes: one round trip of TCP."""
+        """Measure how long connecting to each server takes, which is one round trip of TCP."""
         measured = []
         for name, way in self._ways.items():
             times_s = [await connect_s(self._reactor, *way) for _ in range(count)]
@@ -382,7 +386,7 @@ class Gateway(FileTarget):
     def __init__(self, reactor: Any, url: str, responders: Sequence[Responder] = ()) -> None:
         """
         Raises:
-            UsageError: that is not the URL of a gateway.
+            UsageError: the text is not the URL of a gateway.
         """
         parts = urlsplit(url)
         try:
@@ -409,7 +413,7 @@ class Gateway(FileTarget):
         return f"the gateway {self._url}"
 
     async def start(self) -> None:
-        """Store a file, and read from its cap how the gateway encodes."""
+        """Store a file, and read the gateway's encoding from the file's cap."""
         session = await self.open()
         try:
             cap = parse_cap(await session.put(time.time_ns().to_bytes(64, "big")))
@@ -419,7 +423,10 @@ class Gateway(FileTarget):
             self.params = Params(cap.required_shares, cap.total_shares)
 
     async def open(self, *_: object, **_options: object) -> Session:
-        """Return a client without connections; the gateway has its own windows and connections."""
+        """
+        Return a client that has no connections yet; the gateway keeps its own windows, and its connections to
+        servers.
+        """
         return GatewaySession(self._reactor, self._url)
 
     async def round_trips(self, count: int) -> list[RoundTrip]:
@@ -430,7 +437,7 @@ class Gateway(FileTarget):
 
 def fitting_params(servers: int) -> Params:
     """
-    Return 3 of 10, or for fewer servers as many shares as there are servers, and about a third of them
+    Return the encoding 3 of 10; with fewer than ten servers, as many shares as servers, about a third of them
     required.
     """
     if servers >= Params().total_shares:

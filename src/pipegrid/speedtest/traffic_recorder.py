@@ -1,4 +1,4 @@
-"""Records one upload as seen on the wire: which bytes passed to and from which server, when."""
+"""Records one upload as seen on the wire: how many bytes passed to and from each server, and when."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from zope.interface import directlyProvides, providedBy
 from pipegrid.speedtest.run_results import DOWN, UP, Burst
 
 MERGED_S = 0.0005
-"""Bytes of a server in one direction within this time are one burst."""
+"""Bytes of one server and direction that follow within this time belong to one burst."""
 MAX_BURSTS = 4000
 
 ANSWER_BYTES = 100
-"""The assumed size of a Foolscap answer, which is not reported."""
+"""The assumed size of a Foolscap answer, since its real size is not reported."""
 
 HostPort = tuple[str, int]
 
 
 class Recorder:
-    """Records bursts while it is started; times count from the start."""
+    """Records bursts between ``start`` and ``stop``; times count from the start."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -34,12 +34,14 @@ class Recorder:
         self._began, self._bursts = self._clock(), []
 
     def stop(self) -> tuple[Burst, ...]:
-        """Stop recording; returns the bursts, in the order of time."""
+        """Stop recording; return the bursts in the order of time."""
         self._began = None
         return tuple(self._bursts)
 
     def note(self, server: str, direction: str, size_bytes: int) -> None:
-        """Record bytes that pass now; those of a server and direction within ``MERGED_S`` are one burst."""
+        """
+        Record bytes that pass now; bytes of one server and direction within ``MERGED_S`` form one burst.
+        """
         if self._began is None or not size_bytes:
             return
         at_s = self._clock() - self._began
@@ -58,13 +60,13 @@ class Recorder:
 
 class RecordingReactor:
     """
-    A reactor whose TCP connections are recorded; everything else is the real one's.
+    A reactor that records its TCP connections; everything else is delegated to the real reactor.
 
-    They are recorded below TLS, so that nothing is missed and measured clients are not slowed down.
-    Foolscap makes its own connections; there, requests represent the bytes (``from_spans``).
+    Connections are recorded below TLS, so that every byte counts, and measured clients are not slowed down.
+    Foolscap makes its own connections; for them, the requests in a trace are used instead (``from_spans``).
 
     Args:
-        names: of servers, by the host and port of their connections; others are not recorded.
+        names: names of servers by the host and port of their connections; other connections are not recorded.
     """
 
     def __init__(self, reactor: Any, recorder: Recorder, names: Mapping[HostPort, str]) -> None:
@@ -77,7 +79,7 @@ class RecordingReactor:
         return getattr(self._reactor, name)
 
     def connectTCP(self, host: str, port: int, factory: Any, *more: Any, **named: Any) -> Any:
-        """Connect, and record the bytes."""
+        """Connect, and record the bytes of the connection."""
         server = self._names.get((host, port))
         if server is not None:
             factory = _NotingFactory(factory, self._recorder, server)
@@ -95,7 +97,7 @@ class _NotingFactory(WrappingFactory):
         self.server = server
 
     def buildProtocol(self, addr: Any) -> Any:
-        """Wrap the protocol, unless there is none."""
+        """Wrap the protocol, unless the factory returned none."""
         inner = self.wrappedFactory.buildProtocol(addr)
         wrapper: Any = _Noting
         return None if inner is None else wrapper(self, inner)
@@ -125,11 +127,12 @@ def from_spans(
     events: Iterable[Mapping[str, Any]], since_us: float, until_us: float = math.inf
 ) -> tuple[Burst, ...]:
     """
-    Return bursts from the requests in a trace.
+    Return bursts computed from the requests in a trace.
 
     Args:
         events: as from ``Tracer.events``.
-        since_us, until_us: spans that began before or after are left out; times count from the first.
+        since_us, until_us: spans that began outside these times are left out; times in bursts count from
+            ``since_us``.
     """
     rows: dict[int, str] = {}
     bursts: list[Burst] = []

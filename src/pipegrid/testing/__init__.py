@@ -1,1 +1,3 @@
-"""A kit for tests of Twisted programs: a network in virtual time, and emulated links for real sockets."""
+"""
+A kit for tests of Twisted programs: a simulated network in virtual time, and emulated links for real sockets.
+"""

@@ -24,7 +24,7 @@ _FEW = 64
 
 
 class PendingCalls:
-    """A heap of pending calls; an operation costs the logarithm of their number."""
+    """A heap of pending calls; an operation takes time proportional to the logarithm of their number."""
 
     seconds: Callable[[], float]
 
@@ -44,11 +44,13 @@ class PendingCalls:
         return call
 
     def _push(self, call: DelayedCall) -> None:
-        # A call that was moved to an earlier time has two entries; the later one finds it called.
+        # A call that is moved to an earlier time gets a second entry; when the later entry is reached, the
+        # call has already run.
         heapq.heappush(self._heap, (call.getTime(), next(self._numbers), call))
 
     def _forget(self, _call: DelayedCall) -> None:
-        # Runs while the call still counts as active, so entries are removed at a later call.
+        # This runs while the cancelled call still counts as active, so its entry is removed at a later
+        # cancellation.
         self._cancelled += 1
         if self._cancelled > _FEW and self._cancelled * 2 > len(self._heap):
             self._heap = [entry for entry in self._heap if entry[2].active()]
@@ -63,24 +65,24 @@ class PendingCalls:
             if not call.active():
                 heapq.heappop(heap)
             elif call.getTime() > time_s:
-                # Twisted does not notify anyone when a call is delayed.
+                # Twisted gives no notification when a call is delayed, so its entry may show an earlier time.
                 heapq.heapreplace(heap, (call.getTime(), next(self._numbers), call))
             else:
                 return call
         return None
 
 
-# Twisted's own ``Clock`` sorts all pending calls at every insertion and after every call, so that in a
-# simulation with n timers each event costs n (a thousand idle connections have a thousand pending timeouts).
-# It also jumps to the end of an ``advance`` before it runs the calls that are due before that. ``HeapClock``
-# does neither.
+# Twisted's own ``Clock`` sorts all pending calls at every insertion and after every call, so each event takes
+# time proportional to the number of timers (a thousand idle connections have a thousand pending timeouts).
+# Its ``advance`` also first jumps to the end of the period, and only then runs the calls that are due within
+# it. ``HeapClock`` does neither.
 
 
 class HeapClock(PendingCalls, Clock):
     """
-    A ``Clock`` on which a call costs the logarithm of the number of pending calls.
+    A ``Clock`` on which a call takes time proportional to the logarithm of the number of pending calls.
 
-    Calls run at their own time, as ``seconds()`` shows it; equal times run in order of insertion.
+    Calls run when ``seconds()`` shows their time; calls at the same time run in order of insertion.
     """
 
     @property
@@ -95,11 +97,11 @@ class HeapClock(PendingCalls, Clock):
         return self.calls
 
     def next_time(self) -> float | None:
-        """The time of the next call, or None if nothing is pending."""
+        """The time of the next call; None if nothing is pending."""
         return None if self._next() is None else self._heap[0][0]
 
     def step(self) -> bool:
-        """Go to the next call and run it; False if nothing is pending."""
+        """Advance to the next call and run it; return False if nothing is pending."""
         time_s = self.next_time()
         if time_s is None:
             return False
@@ -110,7 +112,7 @@ class HeapClock(PendingCalls, Clock):
         return True
 
     def advance(self, amount: float) -> None:
-        """Let ``amount`` seconds pass, running every call at its time."""
+        """Let ``amount`` seconds pass, and run every due call at its time."""
         end_s = self.rightNow + amount
         while (time_s := self.next_time()) is not None and time_s <= end_s:
             self.step()
@@ -122,7 +124,7 @@ class HostClock:
     """
     The clock of one host: a crash drops all its timers.
 
-    Programs on a simulated host get this as their reactor, so that no timer of a crashed program ever
+    Programs on a simulated host get this clock as their reactor, so that no timer of a crashed program ever
     fires.
     """
 
@@ -163,15 +165,15 @@ class HostClock:
 
 
 def _nothing() -> None:
-    """Ignore the cancellation of a dropped call."""
+    """Do nothing when a dropped call is cancelled."""
 
 
 def cooperator(clock: IReactorTime) -> Cooperator:
     """
     Return a Cooperator that takes one step per turn of ``clock``, and no real time.
 
-    Twisted's global one runs on the real reactor, for as many steps as fit in 10 real ms. Twisted Web gives
-    it every pull producer and, by default, every ``FileBodyProducer``. In a test:
+    Twisted's global Cooperator runs on the real reactor, for as many steps as fit in 10 ms of real time.
+    Twisted Web gives it every pull producer and, by default, every ``FileBodyProducer``. In a test:
     ``self.patch(twisted.internet.task, "_theCooperator", cooperator(clock))``.
     """
     return Cooperator(
@@ -180,9 +182,9 @@ def cooperator(clock: IReactorTime) -> Cooperator:
     )
 
 
-# A ``Clock`` counts in floats, and two sums that mean the same instant can differ in the last bit, which
-# might put an end before the data it follows. So the network has its own queue, ordered by nanoseconds and
-# then by insertion, and one timer of the clock for the first entry.
+# A ``Clock`` counts in floats. Two sums for the same instant can differ in the last bit, which might put the
+# end of a stream before its data. So the network has its own queue, ordered by nanoseconds and then by
+# insertion, and one timer of the clock for the first entry.
 
 
 class Agenda:
@@ -190,7 +192,7 @@ class Agenda:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        # (time, order, call, arguments), and the timer for the first of them.
+        # The entries are (time, order, call, arguments); the timer is for the first entry.
         self._agenda: list[tuple[int, int, Callable[..., object], tuple[Any, ...]]] = []
         self._order = count()
         self._timer: IDelayedCall | None = None
@@ -206,7 +208,7 @@ class Agenda:
         self.at(self.now_ns() + to_ns(delay_s), call, *args)
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Make a call in the next turn."""
+        """Make a call in the next turn of the clock."""
         self.at(self.now_ns(), call)
 
     def at(self, time_ns: int, call: Callable[..., object], *args: Any) -> None:
@@ -225,8 +227,8 @@ class Agenda:
             self._timer = self.clock.callLater(delay_s, self._turn)
 
     def _turn(self) -> None:
-        # One turn runs what was due when it began: calls scheduled for now wait for the next turn, so that
-        # zero-delay timers of programs run in between.
+        # One turn runs the calls that were due when the turn began. Calls scheduled during it for the same
+        # time wait for the next turn, so that zero-delay timers of programs run in between.
         self._timer = None
         now_ns = self.now_ns()
         end = next(self._order)
@@ -247,20 +249,20 @@ class Agenda:
 
 # Twisted waits with ``epoll``, whose timeouts are whole milliseconds, so ``callLater`` cannot make a round
 # trip of 0.12 ms. Linux's ``timerfd`` is exact to some ten microseconds, and wakes the reactor as any file
-# does. Python supports it from 3.13 on; here the C library is called, which has supported it since 2008.
-# Without it, the reactor's own timers are used, exact to the millisecond.
+# does. Python supports it from 3.13 on; this module calls the C library, which has supported it since 2008.
+# Without ``timerfd``, the reactor's own timers are used, exact to the millisecond.
 #
-# A process that has slept for some milliseconds runs 0.1 to 0.3 ms late: the CPU wakes up, and its caches
-# are cold. So for a call that is further away than ``SLEEP_S`` the timer fires ``AWAKE_S`` too early, and
-# the rest is spent in a busy loop. Frequent calls, as on a busy link, need no busy loop. Wake-ups by
-# arriving bytes cannot be predicted, but the usual lateness after a sleep is measured whenever a timer
-# fires; ``behind_s`` returns it for other wake-ups.
+# A process that has slept for some milliseconds wakes up 0.1 to 0.3 ms late, since the CPU wakes up slowly
+# and its caches are cold. So for a call that is further away than ``SLEEP_S`` the timer fires ``AWAKE_S`` too
+# early, and a busy loop takes the remaining time. Frequent calls, as on a busy link, need no busy loop.
+# Wake-ups by arriving bytes cannot be predicted, but the usual lateness after a sleep is measured whenever a
+# timer fires; ``behind_s`` returns this lateness for other wake-ups.
 
 PRECISE_EARLY_S = 0.00006
 """
-About the time to pass bytes from one socket to another, without any link; twice that for a round trip.
+About the time to pass bytes from one socket to another without any link; a round trip takes twice as long.
 
-A relay that counts this as part of the latency makes round trips of 0.12 ms and more exact.
+A relay that counts this time as part of the latency makes round trips of 0.12 ms and more exact.
 """
 
 SLEEP_S = 0.002
@@ -270,7 +272,7 @@ _WAKES = 9
 
 
 class _TimerSpec(ctypes.Structure):
-    """``struct itimerspec``: an interval, here always zero, and when to fire first."""
+    """``struct itimerspec``: an interval, always zero here, and the time until the timer fires."""
 
     _fields_ = [
         ("interval_s", ctypes.c_long),
@@ -282,10 +284,10 @@ class _TimerSpec(ctypes.Structure):
 
 class TimerFile:
     """
-    One timer of the kernel, as a file that the reactor reads.
+    A timer of the kernel, as a file that the reactor reads.
 
     Args:
-        expired: called when it fires.
+        expired: called when the timer fires.
 
     Raises:
         OSError: this system has no ``timerfd``.
@@ -305,13 +307,13 @@ class TimerFile:
         self._expired = expired
 
     def set(self, delay_s: float) -> None:
-        """Fire once, after a number of seconds."""
-        # Zero would disable it.
+        """Make the timer fire once, after a number of seconds."""
+        # A time of zero would disable the timer.
         seconds, rest = divmod(max(1, to_ns(delay_s)), NANOSECONDS)
         self._set(self._file, 0, ctypes.byref(_TimerSpec(0, 0, seconds, rest)), None)
 
     def fileno(self) -> int:
-        """Return the file, for the reactor."""
+        """Return the file descriptor, for the reactor."""
         return self._file
 
     def logPrefix(self) -> str:
@@ -321,12 +323,12 @@ class TimerFile:
     def doRead(self) -> None:
         try:
             os.read(self._file, 8)
-        except BlockingIOError:  # it was set again in this turn of the reactor
+        except BlockingIOError:  # the timer was set again in this turn of the reactor
             return
         self._expired()
 
     def connectionLost(self, _reason: object) -> None:
-        """Close the file, as the reactor has removed it."""
+        """Close the file, since the reactor has removed it."""
         self.close()
 
     def close(self) -> None:
@@ -339,7 +341,7 @@ class TimerFile:
 @implementer(IReactorTime)
 class PreciseClock(PendingCalls):
     """
-    The reactor's clock, more exact, and never set back.
+    The reactor's clock, but more exact, and never set back.
 
     Args:
         now: returns seconds of a monotonic clock.
@@ -377,9 +379,9 @@ class PreciseClock(PendingCalls):
 
     def behind_s(self) -> float:
         """
-        Return how long the current event has probably waited for this process to wake up.
+        Return how many seconds the current event has probably waited for this process to wake up.
 
-        Zero if the process was awake, or if that is unknown.
+        Zero if the process was awake, or if the time is unknown.
         """
         now_s = self._now()
         slept, self._last_s = now_s - self._last_s > SLEEP_S, now_s
@@ -411,7 +413,7 @@ class PreciseClock(PendingCalls):
         if self._slept:
             self._slept = False
             self._wait_awake()
-        # Calls that they schedule for now run after the reactor's other events.
+        # Calls that these calls schedule for now run after the reactor's other events.
         now_s = self.seconds()
         while (call := self._next()) is not None and call.getTime() <= now_s:
             heapq.heappop(self._heap)
@@ -433,7 +435,7 @@ class PreciseClock(PendingCalls):
             return
         at_s = call.getTime()
         if self._armed_for is not None and self._armed_for <= at_s:
-            return  # at worst it fires too early, and is set again
+            return  # at worst the timer fires too early, and is set again
         self._armed_for = at_s
         delay_s = max(0.0, at_s - self.seconds())
         if self._timer is not None:

@@ -13,7 +13,7 @@ from pipegrid.testing.network import SimulatedNetwork
 @attrs.frozen
 class Cut:
     """
-    Connection number ``connection`` from client to server breaks after a byte; see
+    Breaks connection number ``connection`` from client to server after some bytes; see
     ``SimulatedNetwork.cut``.
     """
 
@@ -31,7 +31,7 @@ class Cut:
 
 @attrs.frozen
 class Stall:
-    """Nothing enters one direction for a time."""
+    """For a time, nothing enters one direction between two hosts."""
 
     at_s: float
     from_host: str
@@ -45,7 +45,7 @@ class Stall:
 
 @attrs.frozen
 class Partition:
-    """Nothing passes between two hosts, or between one and all others, for a time."""
+    """For a time, nothing passes between two hosts, or between one host and all others."""
 
     at_s: float
     one: str
@@ -59,7 +59,7 @@ class Partition:
 
 @attrs.frozen
 class Crash:
-    """A host stops, and starts again after a time (None: never); ``silently`` is a power cut."""
+    """A host stops, and restarts after a time (None: never); with ``silently`` as in a power cut."""
 
     at_s: float
     host: str
@@ -67,13 +67,13 @@ class Crash:
     silently: bool = False
 
     def apply(self, network: SimulatedNetwork) -> None:
-        """Schedule the crash, and perhaps the restart."""
+        """Schedule the crash, and the restart if there is one."""
         network.later(self.at_s, network.host(self.host).crash, self.down_s, self.silently)
 
 
 @attrs.frozen
 class Slow:
-    """Everything between two hosts takes ``factor`` times as long for a time."""
+    """For a time, everything between two hosts takes ``factor`` times as long."""
 
     at_s: float
     one: str
@@ -88,7 +88,7 @@ class Slow:
 
 @attrs.frozen
 class Refuse:
-    """A host refuses new connections for a time."""
+    """For a time, a host refuses new connections."""
 
     at_s: float
     host: str
@@ -107,13 +107,13 @@ ALL_KINDS: tuple[type, ...] = (Cut, Stall, Partition, Crash, Slow, Refuse)
 @attrs.frozen
 class FaultPlan:
     """
-    Faults, and the seed that they came from (only ``events`` matter).
+    Some faults, and the seed that produced them (only ``events`` matter).
 
         plan = FaultPlan.random(seed=7, clients=["client"], servers=["s0", "s1"], duration_s=10)
         plan.apply(network)
 
-    ``print(plan)`` prints Python that makes the same plan, one fault a line: delete lines until the failure
-    is gone, or let ``shrink`` do it.
+    ``print(plan)`` prints Python code that makes the same plan, one fault a line: delete lines as long as the
+    test still fails, or let ``shrink`` do so.
     """
 
     events: tuple[Fault, ...]
@@ -136,13 +136,13 @@ class FaultPlan:
         kinds: Sequence[type] = ALL_KINDS,
     ) -> FaultPlan:
         """
-        Return the plan of a seed.
+        Return the plan that belongs to a seed.
 
         Args:
             duration_s: faults begin within this time.
             lasting_s: the longest duration of a fault; ``duration_s`` if None.
             faults: the largest number of faults, at least one.
-            bytes_scale: cuts come within this number of bytes, early ones as often as late ones.
+            bytes_scale: cuts come within this number of bytes, early cuts as often as late ones.
         """
         random = Random(seed)
 
@@ -156,7 +156,8 @@ class FaultPlan:
             silently = random.random() < 0.25
             kind = random.choice(kinds)
             if kind is Cut:
-                # Handshakes and headers are as interesting as megabytes: uniform on a logarithmic scale.
+                # Cuts in handshakes and headers are as interesting as cuts after megabytes, so the number of
+                # bytes is uniform on a logarithmic scale.
                 after_bytes = round(bytes_scale ** random.random()) - 1
                 return Cut(
                     client, server, random.choice((0, 0, 1, 2)), ends[1], after_bytes, silently
@@ -184,7 +185,7 @@ class FaultPlan:
 
 
 def shrink(plan: FaultPlan, fails: Callable[[FaultPlan], bool]) -> FaultPlan:
-    """Remove faults as long as the plan still fails; ``fails`` runs it from the beginning."""
+    """Remove faults as long as the plan still fails; ``fails`` runs a plan in a new simulation."""
     index = 0
     while index < len(plan.events):
         smaller = plan.without(index)

@@ -1,4 +1,4 @@
-"""A whole grid in virtual time, for tests of programs that use a ``Grid``: real servers and clients."""
+"""A whole grid in virtual time, with real servers and clients, for tests of programs that use a ``Grid``."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 EPOCH_S = 1_700_000_000
-"""The date at which virtual time begins: leases and directory entries need one."""
+"""The date at which virtual time begins; leases and directory entries contain dates."""
 
 PORT = 443
 SWISSNUM = "yergyyx6ik6krfzxcgaic6oyibvvo6t2"
 _SETTLE_S = 700.0
-"""Longer than any timeout of a server or a client."""
+"""The time after which every timeout of a server or a client has ended."""
 
 
 class InlineWorkers:
@@ -56,7 +56,7 @@ class InlineWorkers:
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
         """
-        Call the function; the Deferred has fired.
+        Call the function; the returned Deferred has already fired.
 
         Raises:
             UsageError: the workers have been stopped.
@@ -68,7 +68,7 @@ class InlineWorkers:
     def run_if_large(
         self, size_bytes: int, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> Deferred[T]:
-        """Call the function, whatever the size."""
+        """Call the function, whatever the number of bytes."""
         return self.run(function, *args, **kwargs)
 
     def run_blocking(
@@ -86,13 +86,13 @@ class InlineWorkers:
             call.ended()
 
     def stop(self) -> Deferred[None]:
-        """Take no more jobs; the Deferred has fired, as none is running."""
+        """Accept no more jobs; the returned Deferred has already fired, since no job is running."""
         self._stopped = True
         return succeed(None)
 
 
 class _NoSync(Disk):
-    """A disk that is not synced: no power fails in virtual time."""
+    """A disk that is never synced, since virtual time has no power cuts."""
 
     def sync_data(self, shares: Any) -> None:
         pass
@@ -105,14 +105,14 @@ class SimulatedServer:
     """
     A storage server on a host of a simulated network.
 
-    A crash of the host ends the process as ``kill -9`` does: files are closed, nothing else is written. A
-    restart makes a new process that serves the same directory.
+    A crash of the host ends the server's process as ``kill -9`` does: files are closed, and nothing else is
+    written. A restart makes a new process that serves the same directory.
 
     Attributes:
-        name: of its host.
-        host: the host; ``host.crash(down_s)`` and ``host.refuse(for_s)`` are faults.
+        name: the name of its host.
+        host: the host; ``host.crash(down_s)`` and ``host.refuse(for_s)`` cause faults.
         root: the storage directory.
-        store: of the process that runs now.
+        store: the share store of the running process.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class SimulatedServer:
         self.host.listen(PORT, self.make_front())
 
     def make_store(self) -> ShareStore:
-        """Open the storage directory, with plenty of free space."""
+        """Open the storage directory as a share store that sees much free space."""
         return ShareStore(
             self.root,
             clock=lambda: EPOCH_S + self.host.clock.seconds(),
@@ -144,20 +144,20 @@ class SimulatedServer:
         )
 
     def make_disk(self) -> Disk:
-        """Return what syncs the disk: nothing does, since no power fails in virtual time."""
+        """Return the disk, which never syncs, since virtual time has no power cuts."""
         return _NoSync()
 
     def make_front(self) -> IProtocolFactory:
-        """Return what listens on the port: the site itself, without TLS."""
+        """Return the factory that listens on the port: the HTTP site itself, without TLS."""
         return self.site
 
     def kill(self) -> None:
-        """Close what the process has open, as the kernel does when a process is killed."""
+        """Close all files of the process, as the kernel does when a process is killed."""
         abandon_store(self.store)
         abandon_site(self.site)
 
     def shares(self, storage_index: bytes) -> dict[int, bytes]:
-        """Return the complete immutable shares on the disk, by number."""
+        """Return the complete immutable shares on the disk, by share number."""
         found = {}
         for number in ShareStore.list_shares(self.store, storage_index):
             reader = open_reader(self.store._paths.final(storage_index, number))
@@ -168,7 +168,7 @@ class SimulatedServer:
 
 
 def abandon_store(store: ShareStore) -> None:
-    """Close the files of a store without a write, as the kernel does for a process that is killed."""
+    """Close the files of a share store without writing, as the kernel does when a process is killed."""
     for upload in store._unfinished._uploads.values():
         if upload._fd is not None:
             os.close(upload._fd)
@@ -179,7 +179,7 @@ def abandon_store(store: ShareStore) -> None:
 
 
 def abandon_site(site: GbsSite) -> None:
-    """Close the shares that a server was sending when its process was killed."""
+    """Close the shares that a killed server was sending."""
     for connection in site.connections:
         for place in connection._order.unanswered:
             if place.stream is not None:
@@ -200,13 +200,13 @@ class SimulatedGrid:
 
     Args:
         directory: where the servers' directories are made; it must not exist, or be empty.
-        servers: how many.
+        servers: how many servers.
         latency_s: one way; half a round trip.
-        bytes_per_s: of each direction between a client and a server; None for infinite.
-        seed: of the network.
+        bytes_per_s: of each direction between a client and a server; None for unlimited.
+        seed: of the network's random events.
 
     Attributes:
-        clock: the virtual time that all share; ``clock.advance(s)`` lets time pass.
+        clock: the virtual time of all hosts; ``clock.advance(s)`` lets time pass.
         network: the network, with its log of everything that was sent.
         servers: the servers, in order.
     """
@@ -240,13 +240,13 @@ class SimulatedGrid:
         self, name: str = "client", *, needed: int = 3, total: int = 10, happy: int = 7
     ) -> Grid:
         """
-        Return a ``Grid`` that knows all servers, on the host of that name.
+        Return a ``Grid`` that knows all servers, on the host with this name.
 
         Args:
-            name: of the host. Each host is another user, with its own lease secret.
-            needed: shares that restore a file (k).
-            total: shares of a file (n).
-            happy: distinct servers that a put must reach.
+            name: of the host. Each host is a different user, with its own lease secret.
+            needed: how many shares restore a file (k).
+            total: how many shares a file has (n).
+            happy: on how many distinct servers a put must place shares.
         """
         clock: Any = self.network.host(name).clock
         windows = Windows.shared_by(max(1, min(total, len(self.servers))))
@@ -277,12 +277,12 @@ class SimulatedGrid:
         Let virtual time pass until a Deferred fires; return its result or raise its failure.
 
         Raises:
-            Hung: it did not fire within ``limit_s``; the message lists what is pending.
+            Hung: the Deferred did not fire within ``limit_s``; the message lists what is pending.
         """
         return run(self.clock, waiting, limit_s, self.network)
 
     def round_trips(self, start: Callable[[], Deferred[T]]) -> tuple[T, float]:
-        """Run an operation; return its result and how long it took, in round trips to the first server."""
+        """Run an operation; return its result, and its duration in round trips to the first server."""
         began_s = self.clock.seconds()
         result = self.run(start())
         took_s = self.clock.seconds() - began_s
@@ -293,7 +293,7 @@ class SimulatedGrid:
         plan.apply(self.network)
 
     def leaks(self) -> list[str]:
-        """Close all clients, wait for every timeout, and list connections and timers that are left."""
+        """Close all clients, wait for every timeout, and return the connections and timers that are left."""
         for grid in self._grids:
             self.run(grid.close())
         self._grids.clear()

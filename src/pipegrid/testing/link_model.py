@@ -1,6 +1,6 @@
 """
-The arithmetic of links: times and byte counts in, delivery times out; for virtual time and for real
-sockets.
+The arithmetic of links, for virtual time and real sockets: it computes delivery times from times and byte
+counts.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def to_seconds(ns: int) -> float:
 @attrs.frozen
 class Packet:
     """
-    What a bottleneck sends in one turn of a flow.
+    The bytes that a bottleneck sends in one turn of a flow.
 
     Attributes:
-        flow: whose bytes they are.
-        size_bytes: how many.
+        flow: the flow to which the bytes belong.
+        size_bytes: how many bytes.
         start_ns: when the first byte enters the bottleneck.
-        end_ns: when the last byte has left it.
+        end_ns: when the last byte has left the bottleneck.
         arrival_ns: when the last byte, and so the packet, is delivered.
     """
 
@@ -47,15 +47,16 @@ class Packet:
 
 class Bottleneck:
     """
-    A serial bottleneck that flows share in turns, a packet each. Call ``transmit`` at once after ``offer``,
-    and whenever ``next_ns`` says.
+    A serial bottleneck, shared by flows that send one packet each in turn. Call ``transmit`` at once after
+    ``offer``, and at the times that ``next_ns`` returns.
 
-    First in, first out for whole writes would be simpler, but then 4 MiB queued by one connection would delay
-    the next 200 bytes of every other by all of them, while real senders get comparable shares of a
-    bottleneck, whatever their windows. A packet is what it sends in about 10 ms, within 1460 B and 64 KiB:
-    small enough for short waits, large enough for cheap simulation of fast links.
+    Sending whole writes in order of arrival would be simpler, but 4 MiB queued by one connection would delay
+    the next 200 bytes of every other connection until all 4 MiB were sent. Real senders get comparable shares
+    of a bottleneck, whatever their windows. A packet is what the bottleneck sends in about 10 ms, but at
+    least 1460 B and at most 64 KiB: small enough for short waits, large enough for cheap simulation of fast
+    links.
 
-    Time is whole nanoseconds. The end of every packet is derived from the beginning of the busy period and
+    Time is whole nanoseconds. The end of every packet is computed from the beginning of the busy period and
     the bytes sent since, with one division rounded up: errors do not add up, and no prefix of a busy period
     exceeds the rate.
     """
@@ -64,7 +65,7 @@ class Bottleneck:
         """
         Args:
             bytes_per_s: at least 1; None for unlimited.
-            packet_bytes: the most that one flow sends in a turn; chosen by the rate if None.
+            packet_bytes: the most bytes that one flow sends in a turn; if None, chosen by the rate.
         """
         if bytes_per_s is not None and bytes_per_s < 1:
             raise ValueError(f"a link needs a rate of at least 1 byte a second, not {bytes_per_s}")
@@ -73,7 +74,7 @@ class Bottleneck:
         self._fixed_packet_bytes = packet_bytes
         self._slowdowns: list[int] = []
         self._waiting: deque[Flow] = deque()
-        # The busy period: when it began, and what was sent in it.
+        # The busy period: when it began, and the bytes sent since.
         self._epoch_ns = 0
         self._epoch_bytes = 0
 
@@ -83,7 +84,7 @@ class Bottleneck:
 
     @property
     def packet_bytes(self) -> int:
-        """The most that one flow sends in a turn."""
+        """The most bytes that one flow sends in a turn."""
         if self._fixed_packet_bytes is not None:
             return self._fixed_packet_bytes
         if self._rate is None:
@@ -92,20 +93,20 @@ class Bottleneck:
 
     @property
     def free_ns(self) -> int:
-        """When the last packet so far has left the bottleneck."""
+        """The time when the last started packet has left the bottleneck."""
         if self._rate is None:
             return self._epoch_ns
         return self._epoch_ns - (-self._epoch_bytes * NANOSECONDS // self._rate)
 
     def copy(self, slowdowns: list[int]) -> Bottleneck:
-        """Return an idle bottleneck of the same kind, slowed down by these factors."""
+        """Return an idle bottleneck of the same rate and packet size, slowed down by these factors."""
         line = Bottleneck(self.bytes_per_s, self._fixed_packet_bytes)
         for factor in slowdowns:
             line.slow_down(0, factor)
         return line
 
     def offer(self, now_ns: int, flow: Flow, size_bytes: int) -> None:
-        """Queue bytes of a flow after those it has queued already."""
+        """Queue bytes of a flow, after the bytes that the flow has queued already."""
         if size_bytes <= 0:
             return
         if flow.queued_bytes == 0:
@@ -117,9 +118,9 @@ class Bottleneck:
 
     def transmit(self, now_ns: int) -> list[Packet]:
         """
-        Start all packets that can start by now, and return them in that order.
+        Start all packets that can start by now; return them in the order of their starts.
 
-        A late call (real timers are late) starts them when they should have started.
+        If the call is late (real timers are late), packets start at the time when they should have started.
         """
         packets: list[Packet] = []
         waiting = self._waiting
@@ -153,13 +154,13 @@ class Bottleneck:
         return Packet(flow, size_bytes, start_ns, end_ns, flow.arrival_ns(end_ns))
 
     def next_ns(self) -> int | None:
-        """When ``transmit`` has to be called again; None if nothing that can be sent is queued."""
+        """Return when ``transmit`` must be called again; None if no queued bytes can be sent."""
         if any(flow.queued_bytes and not flow.path.stalled for flow in self._waiting):
             return self.free_ns
         return None
 
     def slow_down(self, now_ns: int, factor: int) -> None:
-        """Divide the rate by ``factor`` until ``speed_up``; of several factors the largest counts."""
+        """Divide the rate by ``factor`` until ``speed_up``; of several factors the largest applies."""
         self._slowdowns.append(factor)
         self._apply_slowdowns(now_ns)
 
@@ -171,25 +172,24 @@ class Bottleneck:
     def _apply_slowdowns(self, now_ns: int) -> None:
         if self.bytes_per_s is None:
             return
-        # A packet that is being sent keeps its rate, since its arrival is fixed already.
+        # A packet that is being sent keeps its rate, since its arrival time is already fixed.
         self._epoch_ns, self._epoch_bytes = max(now_ns, self.free_ns), 0
         self._rate = max(1, self.bytes_per_s // max(self._slowdowns, default=1))
 
 
 class LinkPath:
     """
-    One direction between two hosts: a bottleneck followed by a latency. Several paths may share a
-    bottleneck.
+    One direction between two hosts: a bottleneck followed by a latency. Several paths may share a bottleneck.
 
-    While it is stalled nothing enters it; what is in flight arrives.
+    While a path is stalled, nothing enters it; bytes in flight still arrive.
     """
 
     def __init__(self, latency_s: float, line: Bottleneck, line_per_flow: bool = False) -> None:
         """
         Args:
             latency_s: one way, at least 0.
-            line: the bottleneck, perhaps shared with other paths.
-            line_per_flow: give every flow its own bottleneck, of the rate of ``line``.
+            line: the bottleneck; other paths may share it.
+            line_per_flow: give every flow its own bottleneck with the rate of ``line``.
         """
         if latency_s < 0:
             raise ValueError(f"a latency cannot be negative: {latency_s}")
@@ -203,7 +203,7 @@ class LinkPath:
 
     @property
     def stalled(self) -> bool:
-        """Whether nothing can enter, as a stall has not ended."""
+        """Whether a stall has not ended, so that nothing can enter."""
         return self._stalls > 0
 
     def open(self, owner: object = None) -> Flow:
@@ -214,7 +214,7 @@ class LinkPath:
         return flow
 
     def close(self, flow: Flow) -> None:
-        """Remove a flow and what it has queued."""
+        """Remove a flow and its queued bytes."""
         flow.queued_bytes = 0
         self._flows.pop(flow, None)
 
@@ -224,11 +224,11 @@ class LinkPath:
         return list({id(flow.line): flow.line for flow in self._flows}.values())
 
     def stall(self) -> None:
-        """Let nothing enter until ``resume``; stalls are counted."""
+        """Let nothing enter until ``resume``. Each ``stall`` needs its own ``resume``."""
         self._stalls += 1
 
     def resume(self, now_ns: int) -> None:
-        """End one stall. After the last one, the caller calls ``transmit`` of all ``lines``."""
+        """End one stall. After the end of the last stall, the caller calls ``transmit`` of all ``lines``."""
         assert self._stalls > 0, "resume without stall"
         self._stalls -= 1
         if not self._stalls:
@@ -262,10 +262,10 @@ class Flow:
     One direction of one connection over a path. Its bytes arrive in order.
 
     Attributes:
-        owner: any object, for the code that opened it.
-        queued_bytes: offered and not yet sent.
-        ready_ns: since when the first of them could have been sent.
-        last_arrival_ns: when the last thing sent so far arrives.
+        owner: any object, for the code that opened the flow.
+        queued_bytes: bytes offered and not yet sent.
+        ready_ns: since when the first queued byte could have been sent.
+        last_arrival_ns: when the last packet sent so far arrives.
         in_ring: used by the bottleneck.
     """
 
@@ -279,10 +279,10 @@ class Flow:
 
     def arrival_ns(self, departure_ns: int) -> int:
         """
-        Return when what leaves the bottleneck at ``departure_ns`` arrives, and remember it.
+        Return when something that leaves the bottleneck at ``departure_ns`` arrives, and record this time.
 
-        Also for things without a size, such as the end of the flow. They do not overtake earlier bytes when
-        the latency becomes shorter.
+        Also used for signals without a size, such as the end of the flow. Nothing overtakes earlier bytes
+        when the latency becomes shorter.
         """
         self.last_arrival_ns = max(self.last_arrival_ns, departure_ns + self.path.latency_ns)
         return self.last_arrival_ns

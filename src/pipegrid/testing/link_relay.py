@@ -1,5 +1,6 @@
 """
-A TCP relay that delays and throttles real connections by the link model, without netem or root privileges.
+A TCP relay that delays and throttles real connections as the link model computes, without netem or root
+privileges.
 """
 
 from __future__ import annotations
@@ -25,30 +26,31 @@ from zope.interface import implementer
 from pipegrid.reactor.tcp_transport import Buffer, is_free, send_now, set_bulk_buffers, socket_of
 from pipegrid.testing.link_model import Bottleneck, Flow, LinkPath, Packet, to_ns, to_seconds
 
-# A relay represents a network, so it should use little CPU time. Linux moves pages from a socket to a pipe,
-# and from there to another socket (``splice``), where reading and writing would copy each byte twice. So
-# bulk data waits in pipes (``Pages``), each read in a pipe of its own; small reads, those without splice,
-# and those when all pipes are in use, are copied (``Copied``). This overrides ``doRead`` of Twisted's
-# sockets, which reactors call.
+# A relay represents a network, so it should use little CPU time. Linux can move pages from a socket to a
+# pipe, and from the pipe to another socket (``splice``); reading and writing would copy each byte twice. So
+# each bulk read waits in its own pipe (``Pages``). Data is copied (``Copied``) if the read is small, if
+# splice is missing, or if all pipes are in use. This module overrides ``doRead`` of Twisted's sockets, which
+# reactors call.
 
 BULK_BYTES = 32 << 10
 """
-After a read of this size, the next one uses pages: for less, copying costs less than two more system calls.
+After a read of at least this many bytes, the next read uses pages. For less data, copying costs less than two
+more system calls.
 """
 
 PIPE_BYTES = 256 << 10
 """
-The size requested for each pipe: at least as many pages as the pieces of a read.
+The size requested for each pipe: enough pages for the pieces of one read.
 
-A user without privileges has 64 MiB for all pipes, used or not.
+A user without privileges may have 64 MiB in all pipes together, used or not.
 """
 
 MAX_PIPES = 192
-"""For all connections of a link."""
+"""The most pipes for all connections of a link together."""
 
 
 class Copied:
-    """Bytes that were read into memory; ``Pages`` are those that stay in the kernel."""
+    """Bytes that were read into memory; bytes that stay in the kernel are ``Pages``."""
 
     __slots__ = ("_data",)
 
@@ -78,7 +80,7 @@ class Copied:
 
 
 class Pages:
-    """Bytes in a pipe of the kernel, which is released when the last of them has left."""
+    """Bytes in a pipe of the kernel; the pipe is released when its last byte has left."""
 
     __slots__ = ("_inside_bytes", "_length", "_pipe", "_pipes")
 
@@ -91,10 +93,10 @@ class Pages:
         return self._length
 
     def deliver(self, size_bytes: int, socket: Any) -> Buffer:
-        """Send and remove the first bytes, as ``Copied.deliver`` does; only what is returned is copied."""
+        """Send and remove the first bytes, as ``Copied.deliver`` does; only the returned bytes are copied."""
         sent = 0
         if socket is not None and is_free(socket):
-            with suppress(OSError):  # it is full or lost, which the reactor will notice
+            with suppress(OSError):  # full or lost, as the reactor will notice
                 sent = os.splice(
                     self._pipe[0], socket.fileno(), size_bytes, flags=os.SPLICE_F_NONBLOCK
                 )
@@ -112,10 +114,10 @@ class Pages:
 
 class Pipes:
     """
-    The pipes of a link, a limited number, kept as long as there are connections.
+    The pipes of a link: a limited number, kept as long as the link has connections.
 
     Args:
-        limit: the largest number.
+        limit: the largest number of pipes.
     """
 
     def __init__(self, limit: int = MAX_PIPES) -> None:
@@ -138,24 +140,24 @@ class Pipes:
             self._close(self._idle.pop())
 
     def take(self) -> tuple[int, int] | None:
-        """Return both ends of an empty pipe, for reading and writing, or None if there is none."""
+        """Return an empty pipe as two descriptors, for reading and writing; None if no pipe is free."""
         if self._idle:
             return self._idle.pop()
         if self._count >= self._limit or not hasattr(os, "splice"):
             return None
         try:
             pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:  # too many files
+        except OSError:  # too many open files
             return None
         import fcntl  # exists wherever splice does
 
-        with suppress(OSError, AttributeError):  # a smaller one is enough
+        with suppress(OSError, AttributeError):  # a smaller pipe is enough
             fcntl.fcntl(pipe[1], fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._count += 1
         return pipe
 
     def give_back(self, pipe: tuple[int, int], empty: bool = True) -> None:
-        """Take a pipe back; one that is not empty is closed."""
+        """Take a pipe back; close it if it is not empty."""
         if empty and self._users:
             self._idle.append(pipe)
         else:
@@ -169,12 +171,12 @@ class Pipes:
 
 class PageReader:
     """
-    Reads a Twisted socket: bulk data as pages, all else as Twisted does.
+    Reads a Twisted socket: bulk data as pages, other data as Twisted does.
 
     Args:
         socket: from ``reactor.tcp_transport.socket_of``.
-        read_bytes: at a time.
-        received: called with what was read as pages.
+        read_bytes: the most bytes of one read.
+        received: called with the pages of each bulk read.
     """
 
     def __init__(
@@ -189,7 +191,7 @@ class PageReader:
         socket.doRead = self._read
 
     def note(self, size_bytes: int) -> None:
-        """Record the size of a read, which decides how to read next."""
+        """Record the size of a read, which decides whether the next read uses pages."""
         self._bulk = size_bytes >= BULK_BYTES
 
     def _read(self) -> Any:
@@ -197,7 +199,7 @@ class PageReader:
         if pipe is None:
             return self._copying()
         size_bytes = 0
-        with suppress(OSError):  # there is nothing now, or it is lost
+        with suppress(OSError):  # no data now, or the connection is lost
             size_bytes = os.splice(
                 self._socket.fileno(), pipe[1], self._read_bytes, flags=os.SPLICE_F_NONBLOCK
             )
@@ -209,44 +211,47 @@ class PageReader:
         return None
 
 
-# Connections to the relay continue to a target. Each direction uses a ``LinkPath`` of the model of the
-# simulated network, so many connections share one bottleneck, as at a DSL modem.
+# A connection to the relay is continued by a second connection from the relay to a target. Each direction
+# uses a ``LinkPath``, as in the simulated network, so many connections share one bottleneck, as at a DSL
+# modem.
 #
-# Exactness: bytes are written when the clock's timers allow. A reactor rounds them up to milliseconds, so
-# with its clock what is due within half a millisecond (``EARLY_S``) is delivered at once, and a round trip of
-# less than a millisecond vanishes; with a finer clock (``pipegrid.testing.clock``) pass a smaller
-# ``early_s``. Errors do not add up, since the model derives times from the bytes and not from when its timers
-# ran.
+# Exactness: bytes are written when the clock's timers allow. A reactor rounds timers up to milliseconds, so
+# on the reactor's clock bytes that are due within half a millisecond (``EARLY_S``) are delivered at once, and
+# a round trip of less than a millisecond vanishes; with a finer clock (``pipegrid.testing.clock``) pass a
+# smaller ``early_s``. Errors do not add up, since the model derives times from the bytes and not from when
+# its timers ran.
 #
-# Handshake: the kernel accepts at once, while over the link it would take a round trip. So the client's first
-# bytes enter the link one round trip after the accept, and the server's half a round trip later.
+# Handshake: the kernel accepts a connection at once, but over the link accepting would take a round trip. So
+# the client's first bytes enter the link one round trip after the accept, and the server's first bytes half a
+# round trip later.
 #
-# Limits: a sender is paused when as much is queued as the bottleneck sends in ``QUEUE_S``, so that the
-# bottleneck is not idle if this process is delayed for a moment. A longer delay is corrected: after a read
-# that left bytes in the socket, the next bytes count as having been there since, up to ``LATE_S``. Bytes in
-# flight are limited to rate times latency, or ``FLYING_BYTES``. A slow receiver stops its sender as a full
-# receive window does, at ``WINDOW_BYTES``, and what is in flight by then waits here.
+# Limits: a sender is paused when it has queued as many bytes as the bottleneck sends in ``QUEUE_S``, so that
+# the bottleneck stays busy while this process is delayed for a moment. After a longer delay the model is
+# corrected: if a read left bytes in the socket, the next bytes count as present since that read, but at most
+# since ``LATE_S`` ago. Bytes in flight are limited to rate times latency, or ``FLYING_BYTES``. A slow
+# receiver stops its sender as a full receive window does, at ``WINDOW_BYTES``; bytes already in flight wait
+# in the relay.
 
 QUEUE_S = 0.05
 MIN_QUEUE_BYTES = 256 << 10
 MAX_QUEUE_BYTES = 8 << 20
-"""The limit of bytes that one sender may have queued: about a kernel's send buffer."""
+"""The most bytes that one sender may have queued: about a kernel's send buffer."""
 
 READ_BYTES = (256 << 10) - 1
 """
-How much is read from a socket at a time: a turn of the reactor costs as much as copying 100 KiB.
+The most bytes of one read from a socket: a turn of the reactor costs as much as copying 100 KiB.
 
-Odd, so that hardly any message fills it exactly.
+An odd number, so that hardly any message fills a read exactly.
 """
 
 WINDOW_BYTES = 4 << 20
-"""How much a slow receiver may leave unread before its sender is paused: a receive window."""
+"""How many bytes a slow receiver may leave unread before its sender is paused: a receive window."""
 
 LATE_S = 0.1
-"""How late this process may be without the bottleneck being idle."""
+"""How late this process may be while the bottleneck still counts as busy."""
 
 FLYING_BYTES = 64 << 20
-"""The limit of bytes in flight in one direction of a connection."""
+"""The most bytes in flight in one direction of a connection."""
 
 EARLY_S = 0.0005
 """Half of the resolution of a reactor's timers."""
@@ -261,7 +266,7 @@ class LinkShape:
     The properties of a link.
 
     Attributes:
-        rtt_s: round trip, half of it each way.
+        rtt_s: the round-trip time, half of it each way.
         up_bytes_per_s, down_bytes_per_s: from the client to the servers and back; None: unlimited.
     """
 
@@ -276,8 +281,8 @@ class SharedLink:
 
     Args:
         clock: the reactor, or a more exact clock.
-        early_s: what is due this soon is delivered now.
-        behind_s: returns how long bytes that are read now have probably been there.
+        early_s: bytes that are due within this time are delivered now.
+        behind_s: returns how many seconds bytes that are read now have probably waited.
     """
 
     def __init__(
@@ -297,7 +302,7 @@ class SharedLink:
 
 
 class Wire:
-    """One direction of a link: starts packets when the bottleneck is free, and delivers them in time."""
+    """One direction of a link: starts packets when the bottleneck is free, and delivers each at its time."""
 
     def __init__(
         self, clock: IReactorTime, path: LinkPath, early_ns: int, behind_s: Callable[[], float]
@@ -312,11 +317,11 @@ class Wire:
         self._timer_ns = 0
 
     def now_ns(self) -> int:
-        """Return the time as the link model counts it."""
+        """Return the time in nanoseconds, as the link model needs it."""
         return to_ns(self._clock.seconds())
 
     def offer(self, stream: RelayedStream, size_bytes: int, since_ns: int | None = None) -> None:
-        """Queue bytes of a stream; ``since_ns``: when they could have been sent, if not now."""
+        """Queue bytes of a stream; ``since_ns``: when the bytes could have been sent, if not now."""
         if since_ns is None:
             since_ns = self.now_ns() - to_ns(self._behind_s())
         self.path.line.offer(since_ns, stream.flow, size_bytes)
@@ -324,7 +329,7 @@ class Wire:
 
     def _turn(self) -> None:
         now_ns = self.now_ns() + self._early_ns
-        # All packets of a path take equally long, so they arrive in the order in which they start.
+        # All packets of a path have the same latency, so they arrive in the order in which they start.
         self._arrivals.extend(self.path.line.transmit(now_ns))
         while self._arrivals and self._arrivals[0].arrival_ns <= now_ns:
             packet = self._arrivals.popleft()
@@ -351,7 +356,7 @@ class Wire:
 
 
 def queue_bytes(bytes_per_s: int | None) -> int:
-    """Return how much one sender may have queued for a bottleneck of this rate."""
+    """Return how many bytes one sender may have queued for a bottleneck of this rate."""
     wanted_bytes = int((bytes_per_s or 0) * QUEUE_S)
     return min(max(wanted_bytes, MIN_QUEUE_BYTES), MAX_QUEUE_BYTES)
 
@@ -362,7 +367,7 @@ class RelayedStream:
     One direction of one connection, from one transport to another.
 
     Args:
-        opens_at_s: nothing enters the link before.
+        opens_at_s: nothing enters the link before this time.
     """
 
     def __init__(self, wire: Wire, clock: IReactorTime, opens_at_s: float) -> None:
@@ -386,12 +391,12 @@ class RelayedStream:
         self._sender_stopped = False
 
     def read_from(self, source: TCPTransport) -> None:
-        """Pause this transport while too much of its data is in the relay."""
+        """Set the sender's transport, which is paused while too much of its data is in the relay."""
         self._source = source
         self._pace()
 
     def write_to(self, sink: TCPTransport) -> None:
-        """Deliver to this transport what has arrived and what will."""
+        """Set the receiver's transport, which gets all arrived and future data."""
         self._sink, self._socket = sink, socket_of(sink)
         sink.registerProducer(self, True)
         sink.writeSequence(self._arrived)
@@ -417,13 +422,13 @@ class RelayedStream:
             self._wire.offer(self, len(data), since_ns)
 
     def arrived(self, size_bytes: int) -> None:
-        """Deliver the next bytes, which have come through the link."""
+        """Deliver the next bytes, which have passed the link."""
         self._held_bytes -= size_bytes
         while size_bytes:
             chunk = self._chunks[0]
             part_bytes = min(size_bytes, len(chunk))
             size_bytes -= part_bytes
-            # At once if the socket accepts them, to save CPU time.
+            # Write to the socket at once if it accepts the bytes, to save CPU time.
             rest = chunk.deliver(part_bytes, self._socket)
             if not chunk:
                 self._chunks.popleft()
@@ -439,13 +444,13 @@ class RelayedStream:
         self._check_all_arrived()
 
     def source_ended(self) -> None:
-        """The sender has closed; what is in flight still arrives, and then the end."""
+        """Handle that the sender has closed: bytes in flight still arrive, and after them the end."""
         self._source, self._source_ended = None, True
         if not self._held_bytes:
             self._after_latency(self._check_all_arrived)
 
     def sink_gone(self) -> None:
-        """The receiver is gone; the sender learns that after the latency."""
+        """Handle that the receiver is gone: the sender is notified after the latency."""
         self._sink, self._socket, self._sink_gone = None, None, True
         self._arrived.clear()
         self.resumeProducing()
@@ -456,7 +461,7 @@ class RelayedStream:
         self._clock.callLater(to_seconds(self._wire.path.latency_ns), call)
 
     def _sender_knows(self) -> None:
-        """Drop what has not left the sender: others may need the bottleneck."""
+        """Drop bytes that have not entered the link, since other connections may need the bottleneck."""
         self._sender_stopped = True
         dropped_bytes, self.flow.queued_bytes = self.flow.queued_bytes, 0
         self._held_bytes -= dropped_bytes
@@ -496,11 +501,11 @@ class RelayedStream:
             self._source.resumeProducing()
 
     def pauseProducing(self) -> None:
-        """The receiver reads too slowly: what arrives from now on fills its window."""
+        """Pause: the receiver reads too slowly, and bytes that arrive from now on fill its window."""
         self._sink_full = True
 
     def resumeProducing(self) -> None:
-        """The receiver accepts data again."""
+        """Resume: the receiver accepts data again."""
         self._sink_full = False
         self._unread_bytes = 0
         self._pace()
@@ -510,7 +515,7 @@ class RelayedStream:
 
 
 class Side(Protocol):
-    """One end of a relayed connection: the client's at the relay, or the relay's at the target."""
+    """One end of a relayed connection: between client and relay, or between relay and target."""
 
     def __init__(self, outgoing: RelayedStream, incoming: RelayedStream, pipes: Pipes) -> None:
         self._outgoing = outgoing
@@ -519,7 +524,7 @@ class Side(Protocol):
         self._reader: PageReader | None = None
 
     def connectionMade(self) -> None:
-        """Connect both directions to this transport."""
+        """Give this transport to the streams of both directions."""
         assert self.transport is not None
         transport = cast(TCPTransport, self.transport)
         transport.setTcpNoDelay(True)
@@ -536,7 +541,7 @@ class Side(Protocol):
         self._outgoing.send(Copied(data))
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """Close the other end, after the last bytes."""
+        """Close the other end, after the last bytes have arrived."""
         self._pipes.leave()
         self._incoming.sink_gone()
         self._outgoing.source_ended()
@@ -544,10 +549,10 @@ class Side(Protocol):
 
 class RelayFactory(Factory):
     """
-    Listens for connections that continue, over the link, to a target.
+    Accepts connections and continues them, over the link, to a target.
 
     Args:
-        target: connects to it.
+        target: the endpoint that connects to the target.
     """
 
     noisy = False

@@ -1,5 +1,6 @@
 """
-The simulated network: hosts, paths and connections in virtual time, its log, and running operations on it.
+The simulated network in virtual time: its hosts, paths, connections and log; and functions that run
+operations on it.
 """
 
 from __future__ import annotations
@@ -42,12 +43,13 @@ class Host:
     One machine, by name.
 
     Attributes:
-        clock: the reactor of programs on it; a crash drops their timers.
+        clock: the reactor of programs on this host; a crash drops their timers.
         up: False between a crash and the restart.
-        on_crash, on_restart: called in order; servers are created again from their disks at a restart.
-        ports: those on which programs listen, by number.
+        on_crash, on_restart: functions, called in order; at a restart they create servers again from their
+            disks.
+        ports: the ports on which programs listen, by number.
         ephemeral: the ports for outgoing connections.
-        refusals: how many reasons there are to refuse new connections, even if a program listens.
+        refusals: how many ``refuse`` are active; while there are any, new connections are refused.
     """
 
     def __init__(self, network: SimulatedNetwork, name: str, index: int) -> None:
@@ -78,7 +80,7 @@ class Host:
         return listening
 
     def answers(self) -> bool:
-        """Return whether the kernel runs."""
+        """Return whether the host's kernel runs, and so answers."""
         return self._kernel_up
 
     def refuse(self, for_s: float) -> None:
@@ -93,12 +95,12 @@ class Host:
         """
         Stop all programs on this host, without notifying them.
 
-        Their connections are reset, their ports refuse, their timers are dropped.
+        Their connections are reset, their ports refuse connections, and their timers are dropped.
 
         Args:
-            down_s: when to restart; None for never, or until ``restart``.
-            silently: the whole machine is off: connections are not reset, and nothing answers until it is
-                up.
+            down_s: seconds until the restart; None for no restart before ``restart`` is called.
+            silently: the whole machine is off: connections are not reset, and nothing answers until the
+                restart.
         """
         if not self.up:
             return
@@ -117,7 +119,7 @@ class Host:
             self.network.later(down_s, self.restart)
 
     def restart(self) -> None:
-        """Start again, with no program but what ``on_restart`` starts."""
+        """Start the host again; only ``on_restart`` starts programs."""
         if self.up:
             return
         self.up = self._kernel_up = True
@@ -148,7 +150,7 @@ class SimulatedPort:
         return IPv4Address("TCP", self._host.address, self._number)
 
     def accept(self, socket: Socket, peer: IPv4Address) -> None:
-        """Make a protocol for a connection."""
+        """Make a protocol for a new connection."""
         protocol = self._factory.buildProtocol(peer)
         if protocol is None:
             socket.close()
@@ -193,7 +195,7 @@ class SimulatedEndpoint:
         Connect; fires with the protocol after one round trip.
 
         Raises (in the Deferred), as a TCP endpoint does:
-            ConnectionRefusedError: no program listens there.
+            ConnectionRefusedError: no program listens on the port.
             TimeoutError: no answer within ``timeout_s``.
             NoProtocol: the factory returned no protocol.
             ConnectingCancelledError: the Deferred was cancelled.
@@ -252,7 +254,7 @@ class Connecting:
             self._factory.doStop()
             self.deferred.errback(Failure())
             return
-        # First the acknowledgement, so that nothing the protocol sends overtakes it.
+        # Send the acknowledgement first, so that it precedes everything that the protocol sends.
         self._near.control("ack", self._ack_arrived)
         stop = self._factory.doStop
         _give_to_program(self._client, self._near, protocol, self._address, self._peer, stop)
@@ -292,11 +294,11 @@ class Connecting:
 
 class SentAcross(NamedTuple):
     """
-    One thing sent from one host to another.
+    One packet sent from one host to another.
 
     Attributes:
-        start_ns, end_ns: while it was in the bottleneck.
-        arrival_ns: when all of it arrives (or would have, if the connection had not been cut).
+        start_ns, end_ns: when it entered and left the bottleneck.
+        arrival_ns: when its last byte arrives (or would have, if the connection had not been cut).
         connection: the number of the connection, counted from 0 over the whole network.
         kind: ``syn``, ``syn-ack``, ``ack`` (of the handshake only), ``data``, ``fin``, ``rst``, or ``cut``
             for the fault, where and when it happens.
@@ -314,7 +316,7 @@ class SentAcross(NamedTuple):
 
 
 def bursts(log: Iterable[SentAcross]) -> list[SentAcross]:
-    """Join data of one connection and direction that was sent without a pause in between."""
+    """Join consecutive data packets of one connection and direction that were sent without a pause."""
     joined: list[SentAcross] = []
     last: dict[tuple[int, str], int] = {}
     for sent in log:
@@ -331,7 +333,7 @@ def bursts(log: Iterable[SentAcross]) -> list[SentAcross]:
 
 
 def timeline(log: Iterable[SentAcross]) -> str:
-    """Return one line for each entry, for people."""
+    """Return one line of text for each entry, for people."""
     return "\n".join(
         f"{to_seconds(sent.start_ns):12.6f} → {to_seconds(sent.arrival_ns):12.6f}  "
         f"#{sent.connection} {sent.from_host} → {sent.to_host}  {sent.kind}"
@@ -342,7 +344,7 @@ def timeline(log: Iterable[SentAcross]) -> str:
 
 class SimulatedNetwork(Agenda):
     """
-    Everything between the hosts.
+    All hosts, paths and connections.
 
         clock = HeapClock()
         network = SimulatedNetwork(clock, seed=1, latency_s=0.05)
@@ -352,14 +354,14 @@ class SimulatedNetwork(Agenda):
 
     Connecting takes as long as in TCP: the client has its connection after one round trip, and the server
     half a round trip later, with the acknowledgement that precedes the client's first bytes. All events are
-    scheduled on the clock at whole nanoseconds, and at the same instant in order of cause, so that one seed
-    gives one history, to the byte.
+    scheduled on the clock at whole nanoseconds; events at the same instant keep the order of their causes, so
+    that one seed gives one history, to the byte.
 
-    Programs on a host get ``host.clock`` as their reactor. Any ``Clock`` works, but one that is advanced
-    past several events runs them late; ``run`` and ``HeapClock`` do not.
+    Programs on a host get ``host.clock`` as their reactor. Any ``Clock`` works, but a clock that is advanced
+    past several events runs them late; ``run`` and ``HeapClock`` run every event at its time.
 
     Attributes:
-        random: the one source of randomness.
+        random: the only source of randomness.
         log: what was sent, the oldest first; the last ``log_limit`` entries.
     """
 
@@ -375,14 +377,14 @@ class SimulatedNetwork(Agenda):
         """
         Args:
             latency_s: one way, half a round trip, between hosts that were not joined by ``join``.
-            bytes_per_s: of each direction of each such pair; None for unlimited.
+            bytes_per_s: the rate of each direction between such hosts; None for unlimited.
         """
         super().__init__(clock)
         self.random = Random(seed)
         self.options = options or TcpOptions()
         self.log: deque[SentAcross] = deque(maxlen=log_limit)
         self.hosts: dict[str, Host] = {}
-        # In the order in which they were made: those of all programs, and the pending handshakes.
+        # In the order of creation: the transports of all programs, and the pending handshakes.
         self.transports: dict[SimulatedTransport, None] = {}
         self.connecting: dict[Connecting, None] = {}
         self._latency_s = latency_s
@@ -394,16 +396,16 @@ class SimulatedNetwork(Agenda):
         self._connections_between: dict[tuple[str, str], int] = {}
         self._numbers = count()
 
-    # The shape of the network
+    # The shape of the network.
 
     def host(self, name: str) -> Host:
-        """Return the host of that name; it is created at its first use."""
+        """Return the host with this name; the first call creates it."""
         if name not in self.hosts:
             self.hosts[name] = Host(self, name, len(self.hosts))
         return self.hosts[name]
 
     def path(self, from_host: str, to_host: str) -> LinkPath:
-        """Return one direction between two hosts."""
+        """Return the path of one direction between two hosts."""
         key = (from_host, to_host)
         if key not in self._paths:
             latency_s = 0.0 if from_host == to_host else self._latency_s
@@ -424,9 +426,9 @@ class SimulatedNetwork(Agenda):
 
         Args:
             latency_s: one way.
-            there, back: the bottlenecks from ``one`` to ``other`` and back; pass the same ones for several
-                pairs to share, for example, the two directions of a DSL link.
-            line_per_connection: every connection has its own such bottlenecks.
+            there, back: the bottlenecks from ``one`` to ``other`` and back; several pairs share, for example,
+                the two directions of a DSL link if they get the same bottlenecks.
+            line_per_connection: give every connection its own bottlenecks of these rates.
         """
         for key, line in (((one, other), there), ((other, one), back)):
             if key in self._paths:
@@ -442,26 +444,24 @@ class SimulatedNetwork(Agenda):
     # State of the network.
 
     def rtt_s(self, from_host: str, to_host: str) -> float:
-        """Return the round trip between two hosts now, without time for bytes."""
+        """Return the current round-trip time between two hosts, without the time for sending bytes."""
         there, back = self.path(from_host, to_host), self.path(to_host, from_host)
         return to_seconds(there.latency_ns + back.latency_ns)
 
     def round_trips(self, elapsed_s: float, from_host: str, to_host: str) -> float:
-        """
-        Return how many round trips between two hosts a time is: exact, except for the last of 9 digits.
-        """
+        """Return a duration in round trips between two hosts: exact, except for the last of 9 digits."""
         there, back = self.path(from_host, to_host), self.path(to_host, from_host)
         return round(to_ns(elapsed_s) / (there.latency_ns + back.latency_ns), 9)
 
     def describe(self) -> list[str]:
-        """Return what is open, and what is stalled, for people."""
+        """Return the open connections and the stalled paths as text, for people."""
         return [
             *map(repr, [*self.connecting, *self.transports]),
             *(f"{a} → {b} is stalled" for (a, b), path in self._paths.items() if path.stalled),
             *(f"{host.name} is down" for host in self.hosts.values() if not host.up),
         ]
 
-    # Faults; ``faults`` makes plans of them
+    # Faults; ``fault_plan`` makes plans of them.
 
     def cut(
         self,
@@ -473,26 +473,27 @@ class SimulatedNetwork(Agenda):
         silently: bool = False,
     ) -> None:
         """
-        Break a connection after a byte.
+        Break a connection after some bytes.
 
-        The end it goes ``towards`` gets that many bytes and sees the connection lost with the last of them,
-        the other end one latency later; later bytes are lost.
+        The host ``towards`` gets that many bytes of the connection, and loses it with the last byte; the
+        other end loses the connection one latency later. Later bytes are lost.
 
         Args:
-            connection: which one from ``client`` to ``server``, counted from 0, not made yet.
+            connection: the number of the connection from ``client`` to ``server``, counted from 0; it must
+                not exist yet.
             silently: neither end is notified, and nothing arrives any more.
         """
         cuts = self._cuts.setdefault((client, server, connection), [])
         cuts.append((towards, after_bytes, silently))
 
     def stall(self, from_host: str, to_host: str, for_s: float | None = None) -> None:
-        """Let nothing into one direction for a time, or until ``resume``."""
+        """Let nothing enter one direction for a time, or until ``resume``."""
         self.path(from_host, to_host).stall()
         if for_s is not None:
             self.later(for_s, self.resume, from_host, to_host)
 
     def resume(self, from_host: str, to_host: str) -> None:
-        """End one stall of a direction; after the last one, queued bytes are sent."""
+        """End one stall of a direction; after the end of the last stall, queued bytes are sent."""
         path = self.path(from_host, to_host)
         path.resume(self.now_ns())
         if path.stalled:
@@ -503,20 +504,20 @@ class SimulatedNetwork(Agenda):
             self._run_line(line)
 
     def partition(self, one: str, other: str | None = None, for_s: float | None = None) -> None:
-        """Stall both directions between two hosts, or between one and all existing others."""
+        """Stall both directions between two hosts, or between one host and all other existing hosts."""
         for name in [other] if other is not None else [name for name in self.hosts if name != one]:
             self.stall(one, name, for_s)
             self.stall(name, one, for_s)
 
     def heal(self, one: str, other: str | None = None) -> None:
-        """End one ``partition`` that has no end."""
+        """End one ``partition`` that was made without a duration."""
         for name in [other] if other is not None else [name for name in self.hosts if name != one]:
             self.resume(one, name)
             self.resume(name, one)
 
     def slow_down(self, one: str, other: str, factor: int, for_s: float) -> None:
         """
-        Multiply the latency, and divide the rates of the bottlenecks, between two hosts by ``factor``.
+        Between two hosts, multiply the latency and divide the rates of the bottlenecks by ``factor``.
         """
         now_ns = self.now_ns()
         for path in (self.path(one, other), self.path(other, one)):
@@ -529,7 +530,7 @@ class SimulatedNetwork(Agenda):
     # For sockets
 
     def offer(self, flow: Flow, size_bytes: int) -> None:
-        """Queue bytes of a flow and start what can start."""
+        """Queue bytes of a flow, and start the packets that can start."""
         flow.line.offer(self.now_ns(), flow, size_bytes)
         if flow.line not in self._line_wakes:
             self._run_line(flow.line)
@@ -549,14 +550,14 @@ class SimulatedNetwork(Agenda):
         self._run_line(line)
 
     def pass_through(self, path: LinkPath, call: Callable[[], object]) -> None:
-        """Call now, or when the path is no longer stalled."""
+        """Make a call now, or when the path is no longer stalled."""
         if path.stalled:
             self._held.setdefault(path, deque()).append(call)
         else:
             call()
 
     def note(self, socket: Socket, packet: Packet, kind: str) -> None:
-        """Write something that a socket sends into the log."""
+        """Write a packet that a socket sends into the log."""
         self.log.append(
             SentAcross(
                 packet.start_ns,
@@ -571,7 +572,7 @@ class SimulatedNetwork(Agenda):
         )
 
     def make_pair(self, client: Host, server: Host) -> tuple[Socket, Socket]:
-        """Return the two ends of a new connection, with the cuts that are planned for it."""
+        """Return the two ends of a new connection, with the cuts that are planned for the connection."""
         number = next(self._numbers)
         there, back = self.path(client.name, server.name), self.path(server.name, client.name)
         near = Socket(self, number, client.name, there, self.options, client.answers)
@@ -586,7 +587,7 @@ class SimulatedNetwork(Agenda):
         return near, far
 
 
-# Running a simulation: to the end of an operation, to a limit, or to the finding that it hangs.
+# Running a simulation until an operation ends, a time limit is reached, or nothing more can happen.
 
 T = TypeVar("T")
 
@@ -608,15 +609,14 @@ def run(
     Let time pass from one scheduled call to the next until ``deferred`` fires.
 
     Args:
-        limit_s: of virtual time, from now.
+        limit_s: the limit of virtual time, from now.
         network: described in the error if the operation hangs.
 
     Returns:
         The result; if that is a failure, its exception is raised.
 
     Raises:
-        Hung: the limit was reached, nothing is scheduled, or calls without delay follow one another for
-            ever.
+        Hung: the limit was reached, nothing is scheduled, or calls without delay follow one another for ever.
     """
     results: list[T | Failure] = []
     deferred.addBoth(results.append)
@@ -663,7 +663,7 @@ def leaks(clock: Clock, network: SimulatedNetwork) -> list[str]:
     """
     Return what a finished operation left: connections that some program still holds, and timers.
 
-    A connection that was just closed is still held at the other end: let some time pass before.
+    The other end still holds a connection that was just closed: let some time pass before this call.
     """
     timers = [call for call in clock.getDelayedCalls() if not network.owns(call)]
     return [repr(left) for left in (*network.connecting, *network.transports, *timers)]

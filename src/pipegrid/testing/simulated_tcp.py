@@ -37,10 +37,11 @@ class TcpOptions:
     The behaviour of all connections of a network.
 
     Attributes:
-        window_bytes: what the receiver accepts before its program has read it.
-        send_buffer_bytes: what a kernel accepts before it is sent; at least two packets keep every
-            bottleneck busy.
-        initial_window_bytes: of slow start (Linux: ten segments, 14600); None for none.
+        window_bytes: how many bytes the receiver's kernel accepts before its program has read them.
+        send_buffer_bytes: how many unsent bytes a kernel accepts; at least two packets keep every bottleneck
+            busy.
+        initial_window_bytes: the first window of slow start (Linux: ten segments, 14600); None for no slow
+            start.
         shred: deliver in pieces of random sizes, to find parsers that rely on boundaries.
     """
 
@@ -51,7 +52,7 @@ class TcpOptions:
 
 
 class ByteQueue:
-    """Bytes in, bytes out, copied at most once."""
+    """A queue of bytes, which copies each byte at most once."""
 
     def __init__(self) -> None:
         self._chunks: deque[bytes] = deque()
@@ -65,7 +66,7 @@ class ByteQueue:
             self.size_bytes += len(data)
 
     def take(self, size_bytes: int) -> bytes:
-        """Remove exactly that many bytes from the front."""
+        """Remove exactly that many bytes from the front, and return them."""
         assert size_bytes <= self.size_bytes
         self.size_bytes -= size_bytes
         parts: list[bytes] = []
@@ -87,7 +88,7 @@ class ByteQueue:
 
 
 class Net(Protocol):
-    """What a socket uses of the network."""
+    """The methods of the network that a socket uses."""
 
     random: Random
 
@@ -95,13 +96,13 @@ class Net(Protocol):
         """Return the virtual time, in nanoseconds."""
 
     def at(self, time_ns: int, call: Callable[..., object], *args: Any) -> None:
-        """Call ``call(*args)`` at a virtual time, in nanoseconds."""
+        """Make the call ``call(*args)`` at a virtual time, in nanoseconds."""
 
     def offer(self, flow: Flow, size_bytes: int) -> None:
-        """Queue bytes of a flow and start what can start."""
+        """Queue bytes of a flow, and start the packets that can start."""
 
     def pass_through(self, path: LinkPath, call: Callable[[], object]) -> None:
-        """Call now, or when the path is no longer stalled."""
+        """Make a call now, or when the path is no longer stalled."""
 
     def note(self, socket: Socket, packet: Packet, kind: str) -> None:
         """Write a packet into the log."""
@@ -113,12 +114,13 @@ class Socket:
 
     * Bytes accepted from the program and not yet sent are limited (``send_buffer_bytes``); bytes that the
       other program has not read are limited by its window (``window_bytes``). Both make the sender wait.
-    * With ``initial_window_bytes`` a connection starts slowly: that much in the first round trip, and as
-      much again as was acknowledged in each further one. Without it, only windows count.
-    * When a program closes, its kernel sends the rest and the end. If it closes with bytes unread, or bytes
-      arrive for it later, what is not sent yet is lost, and the other end is reset. (Twisted shuts a socket
-      down before it closes it, so without loss the end comes before the reset.)
-    * A reset follows whatever is already in flight, and drops what is still queued.
+    * With ``initial_window_bytes`` a connection starts slowly: it sends that many bytes in the first round
+      trip, and in each further round trip as many more as were acknowledged. Without slow start, only the
+      receiver's window limits sending.
+    * When a program closes the connection, its kernel sends the remaining bytes and the end. If received
+      bytes are still unread, or arrive later, the remaining bytes are lost, and the other end is reset.
+      (Twisted shuts a socket down before closing it, so without loss the end comes before the reset.)
+    * A reset follows the bytes that are already in flight, and drops the bytes that are still queued.
 
     Packets without data (handshake, acknowledgement, end, reset) have latency but no size. Headers,
     retransmission and congestion by loss are left out.
@@ -128,11 +130,11 @@ class Socket:
         program: gets notifications, always from the clock; None before the program on this side has the
             connection.
         open: whether the program still holds it.
-        eof: the peer's stream has ended, after what is still unread.
-        broken: the connection was reset.
-        unread_bytes: what has arrived and was not read.
+        eof: whether the peer's stream has ended; unread bytes precede the end.
+        broken: whether the connection was reset.
+        unread_bytes: how many bytes have arrived and were not read.
         cut_after_bytes: the connection breaks after this many bytes *towards this end*.
-        cut_silently: neither end is notified.
+        cut_silently: whether neither end is notified of that break.
     """
 
     peer: Socket
@@ -148,9 +150,9 @@ class Socket:
     ) -> None:
         """
         Args:
-            host: the name of the host it is on.
-            path: towards the peer.
-            answers: returns whether the kernel of the host runs, and so resets unknown connections.
+            host: the name of the host of this end.
+            path: the path towards the peer.
+            answers: returns whether the host's kernel runs, and so resets unknown connections.
         """
         self.connection = connection
         self.host = host
@@ -166,7 +168,7 @@ class Socket:
         self._options = options
         self._answers = answers
         self._deaf = False
-        # Sending: queued until sent, and in flight until acknowledged.
+        # Bytes to send are queued until sent, and in flight until acknowledged.
         self._outgoing = ByteQueue()
         self._in_flight_bytes = 0
         self._congestion_bytes = options.initial_window_bytes
@@ -184,7 +186,8 @@ class Socket:
 
     def space_bytes(self) -> int:
         """
-        Return how much ``send`` accepts now; when it was 0 and is not any more, ``writable`` is called.
+        Return how many bytes ``send`` accepts now; after a 0, ``writable`` is called when it accepts bytes
+        again.
         """
         self._collect_acks()
         window_bytes = self._options.window_bytes
@@ -201,7 +204,7 @@ class Socket:
         return room
 
     def send(self, data: bytes) -> None:
-        """Accept bytes, at most ``space_bytes``."""
+        """Accept bytes, at most ``space_bytes``; they are sent as windows and bottleneck allow."""
         if self._gone:
             return
         self._in_flight_bytes += len(data)
@@ -209,9 +212,9 @@ class Socket:
         self._net.offer(self.flow, len(data))
 
     def packet_started(self, packet: Packet) -> None:
-        """Send the next packet that the bottleneck has started; of several, in order."""
+        """Send the next packet that the bottleneck has started; called for each packet in order."""
         if self._gone:
-            return  # the program gave up after the packet before
+            return  # the program has dropped the connection meanwhile
         data = self._outgoing.take(packet.size_bytes)
         self._net.note(self, packet, "data")
         self._net.at(packet.arrival_ns, self.peer._data_arrived, data)
@@ -252,7 +255,7 @@ class Socket:
             self.program.writable()
 
     def end(self) -> None:
-        """Send the end of the stream after what was sent."""
+        """Send the end of the stream, after all bytes."""
         if self._ending or self._gone:
             return
         self._ending = True
@@ -265,7 +268,7 @@ class Socket:
             self._stop_sending()
 
     def control(self, kind: str, arrived: Callable[..., object], *args: Any) -> None:
-        """Send something without a size after everything sent so far."""
+        """Send a signal without a size after everything sent so far."""
 
         def depart() -> None:
             now_ns = self._net.now_ns()
@@ -283,7 +286,7 @@ class Socket:
     # Receiving
 
     def read(self) -> bytes | None:
-        """Return the next piece; None if there is none now."""
+        """Return the next piece of received bytes; None if no bytes are unread."""
         if not self._unread:
             return None
         data = self._unread.popleft()
@@ -358,7 +361,7 @@ class Socket:
     # The end
 
     def close(self) -> None:
-        """Close for the program; the kernel sends the rest, unless that has no effect any more."""
+        """Close for the program: unread bytes cause a reset; otherwise the kernel still sends the rest."""
         if not self.open:
             return
         if self._unread:
@@ -374,7 +377,7 @@ class Socket:
             self.end()
 
     def reset(self) -> None:
-        """Drop everything, and reset the peer."""
+        """Drop all bytes, and reset the peer."""
         if not self.open:
             return
         self.open = False
@@ -384,13 +387,13 @@ class Socket:
         self._stop_sending()
 
     def abandon(self) -> None:
-        """Drop the connection without notifying the peer; its later packets get a reset."""
+        """Drop the connection without notifying the peer; packets that the peer sends later get a reset."""
         self.open = False
         self._unread.clear()
         self._stop_sending()
 
     def crash(self, silently: bool) -> None:
-        """End the program; the kernel resets the connection, unless it has stopped as well."""
+        """End the program; the kernel resets the connection, unless the kernel has stopped as well."""
         if silently:
             self.abandon()
         else:
@@ -409,16 +412,16 @@ class SimulatedTransport:
     """
     One end of a connection as a protocol sees it.
 
-    As in Twisted: writes are buffered and reach the kernel in the next turn; a streaming producer is paused
-    when more than 64 KiB are buffered and resumed when none are; a pull producer is asked whenever none
-    are; ``loseConnection`` stops reading and closes after the last buffered byte; a paused transport
-    notices neither the end of the stream nor, unless it has data to write, a reset; an exception in the
-    protocol is logged and closes the connection. A protocol is always called from the clock, never from
-    within its own call. (Twisted makes one exception, ``loseConnection`` after a half-close; here that
-    waits a turn as well.)
+    As in Twisted: writes are buffered and reach the kernel in the next turn. A streaming producer is paused
+    when more than 64 KiB are buffered, and resumed when the buffer is empty; a pull producer is asked for
+    data whenever the buffer is empty. ``loseConnection`` stops reading and closes after the last buffered
+    byte. A paused transport does not notice the end of the stream, and notices a reset only if it has data
+    to write. An exception in the protocol is logged and closes the connection. The clock makes all calls of
+    a protocol; none happens within a call that the protocol makes. (Twisted makes one exception,
+    ``loseConnection`` after a half-close; this transport waits a turn in that case, too.)
 
     Attributes:
-        protocol: the current one; a protocol may replace itself.
+        protocol: the current protocol; a protocol may replace itself.
         socket: the kernel's part.
         connected, disconnecting, disconnected: as in Twisted.
     """
@@ -441,7 +444,7 @@ class SimulatedTransport:
         """
         Args:
             soon: makes a call in the next turn of the clock.
-            host, peer: the two addresses.
+            host, peer: the addresses of this end and the other end.
             lost: called once, after the protocol's ``connectionLost``.
         """
         self.socket = socket
@@ -499,14 +502,14 @@ class SimulatedTransport:
         self.write(b"".join(data))
 
     def loseConnection(self) -> None:
-        """Stop reading, and close when all buffered bytes were sent."""
+        """Stop reading, and close when all buffered bytes have been sent."""
         if self.connected and not self.disconnecting:
             self._reading = False
             self.disconnecting = True
             self._flush_soon()
 
     def loseWriteConnection(self) -> None:
-        """Close the sending half when all buffered bytes were sent."""
+        """Close the sending half when all buffered bytes have been sent."""
         self._write_ending = True
         self._flush_soon()
 
@@ -546,14 +549,16 @@ class SimulatedTransport:
         """The name for the log."""
         return f"{self.socket.host}#{self.socket.connection}"
 
-    # IPushProducer: received bytes
+    # IPushProducer: received bytes.
 
     def pauseProducing(self) -> None:
-        """Deliver nothing until ``resumeProducing``; after some time the sender has to stop as well."""
+        """
+        Deliver nothing until ``resumeProducing``; when the window is full, the sender has to stop as well.
+        """
         self._reading = False
 
     def resumeProducing(self) -> None:
-        """Deliver again, from the next turn."""
+        """Deliver bytes again, from the next turn on."""
         if self.connected and not self.disconnecting:
             self._reading = True
             self._read_soon()
@@ -561,10 +566,13 @@ class SimulatedTransport:
     def stopProducing(self) -> None:
         self.loseConnection()
 
-    # IConsumer: sent bytes
+    # IConsumer: sent bytes.
 
     def registerProducer(self, producer: IProducer, streaming: bool) -> None:
-        """Let a producer fill the buffer: a streaming one is paused, a pull producer is asked."""
+        """
+        Let a producer fill the buffer: a streaming producer is paused and resumed, a pull producer is asked
+        for data.
+        """
         if self.producer is not None:
             raise RuntimeError(
                 f"Cannot register producer {producer}: {self.producer} was never unregistered."
@@ -591,7 +599,7 @@ class SimulatedTransport:
             self.producerPaused = True
             cast(IPushProducer, self.producer).pauseProducing()
 
-    # Turns of the clock
+    # Turns of the clock.
 
     def _flush_soon(self) -> None:
         if not self._flush_due:
@@ -601,7 +609,7 @@ class SimulatedTransport:
     def _flush(self) -> None:
         self._flush_due = False
         if not self.connected or self._aborting or self._write_ended:
-            # A half-closed connection has nothing to flush, but it can be closed.
+            # A half-closed connection has nothing to flush, but can still be closed.
             if self.connected and self.disconnecting and not self._aborting:
                 self._lose(Failure(ConnectionDone()))
             return
@@ -650,7 +658,7 @@ class SimulatedTransport:
             self._lose(Failure(ConnectionLost()))
 
     def readable(self) -> None:
-        """Read bytes, the end or a reset; a reset is also noticed if there is data to write."""
+        """Read bytes, the end or a reset; with data to write, a reset is noticed even while paused."""
         if self.socket.broken and self._buffer.size_bytes and not self._reading:
             self._flush_soon()
         else:
@@ -661,7 +669,7 @@ class SimulatedTransport:
         self._flush_soon()
 
     def crashed(self) -> None:
-        """End: the host has crashed, and this program with it."""
+        """End the connection: the host has crashed, and this program with it."""
         if self.disconnected:
             return
         self.connected = False
