@@ -35,10 +35,7 @@ class CommandGroup(click.Group):
     """A group whose help describes each command in a whole sentence."""
 
     homes: Mapping[str, tuple[str, str]] = {}
-    """
-    For commands that are imported when they are named: the module in this package, and the name in the
-    module.
-    """
+    """For commands imported when they are named: the module in this package, and the name in the module."""
 
     sections: Mapping[str, Sequence[str]] = {}
     """The commands under each heading of the help; all other commands are under "Commands"."""

@@ -61,10 +61,7 @@ class ResultStream(io.BufferedIOBase):
     """
 
     written_in_reactor = True
-    """
-    Asks PipeGrid's library to write in the main thread: only there can a signal interrupt a write that waits
-    for a reader.
-    """
+    """Asks the library to write in the main thread: only there can a signal interrupt a blocked write."""
 
     def __init__(self, stream: BinaryIO | None) -> None:
         self._stream = stream

@@ -40,9 +40,7 @@ UpdateArchive = Callable[["ArchiveMirror", "Console"], Awaitable[tuple[Any, dict
 """Type of a function that updates an archive; it returns the outcome, and additional JSON fields."""
 
 Keep = Callable[["Report"], Awaitable[dict[str, Any]]]
-"""
-Type of a function that stores the mirror in a grid if a grid is given; it returns additional JSON fields.
-"""
+"""A function that stores the mirror in a grid if a grid is given; it returns additional JSON fields."""
 
 DEBIAN_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 

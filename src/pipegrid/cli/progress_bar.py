@@ -20,10 +20,7 @@ from pipegrid.core.text import amount
 ProgressCall = Callable[[int, int], None]
 
 _SPARE = len("^C")
-"""
-How many columns stay free after a bar, so that a ``^C`` that the terminal echoes fits on the line and is
-cleared.
-"""
+"""How many columns stay free after a bar, so that an echoed ``^C`` fits on the line and is cleared."""
 
 
 @contextmanager

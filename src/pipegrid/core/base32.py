@@ -12,10 +12,7 @@ _AS_NUMBER = bytes(
     _VALUES[_DIGITS.index(character)] if (character := chr(byte)) in _DIGITS else ord("!")
     for byte in range(256)
 )
-"""
-Maps each base32 digit to the digit with the same value in ``int(text, 32)``; every other byte becomes ``!``,
-which ``int`` rejects.
-"""
+"""Maps base32 digits to those of equal value in ``int(text, 32)``; other bytes to ``!``, which fails."""
 
 _LENGTHS = frozenset({0, 2, 4, 5, 7})  # lengths modulo 8 that a base32 text can have
 

@@ -148,9 +148,7 @@ WHOLE_TREE_BYTES = 1 << 16
 """A stored tree of at most this size is read as a whole. Of a larger tree, only the needed nodes are read."""
 
 _SMALL_LEAVES = 1 << ((WHOLE_TREE_BYTES // HASH_BYTES + 1) // 2).bit_length() - 1
-"""
-The maximum number of leaves of a tree that is read as a whole: m leaves, a power of two, have 2m - 1 nodes.
-"""
+"""Maximum number of leaves of a tree that is read as a whole: m leaves, a power of two, have 2m - 1 nodes."""
 
 GROUP_LEAVES = 1024
 """The nodes of larger trees are read for this many leaves at a time, about 64 KiB of nodes."""

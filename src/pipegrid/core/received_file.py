@@ -141,10 +141,7 @@ class SegmentQueue:
 
 
 _CRYPTTEXT_SOURCES = 2
-"""
-A large tree of segment hashes is read from this many shares at the same time, so that one slow share does not
-delay the download.
-"""
+"""Number of shares that a large tree of segment hashes is read from at once, in case one share is slow."""
 
 
 class FileShares:

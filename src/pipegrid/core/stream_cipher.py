@@ -21,10 +21,7 @@ else:
 WritableBuffer = bytearray | memoryview
 
 Apply = Callable[[Buffer, WritableBuffer], object]
-"""
-A function that encrypts the next bytes of the first buffer into the second. Both have the same length, and
-may be the same buffer.
-"""
+"""Encrypts the next bytes of the first buffer into the second, of the same length; both may be the same."""
 
 _CIPHER_BLOCK_BYTES = 16
 

@@ -31,10 +31,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Errors of a write when the disk or a quota is full, or the file becomes too large."""
 
 LEAST_FILES = 64
-"""
-The fewest file descriptors that a process needs: with fewer the interpreter would abort, or a command would
-never end.
-"""
+"""The fewest file descriptors a process needs: with fewer, Python would abort, or a command would not end."""
 
 _CANNOT_ALLOCATE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _SYNC_FILE_RANGE_WRITE = 2

@@ -28,17 +28,11 @@ MB (measured).
 """
 
 MAX_BEGINNING = 16
-"""
-The most threads that start such writes at the same time; on a busy disk these threads wait. The sync writes
-the rest.
-"""
+"""The most threads that start such writes at once; on a busy disk they wait. The sync writes the rest."""
 
 LINGER_S = 0.003
 COMPANY_SHARES = 8
-"""
-From this many shares on, a group does not wait for more shares: its shares already share the calls of the
-disk.
-"""
+"""A group of at least this many shares waits for no more: its shares already share the calls of the disk."""
 MAX_GROUP_SHARES = 64
 MAX_GROUP_BYTES = 64 << 20
 

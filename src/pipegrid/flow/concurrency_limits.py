@@ -26,9 +26,7 @@ INITIAL_LIMIT = 64
 """The initial limit; it doubles in the first round trip unless objects take longer than usual."""
 
 FEW = 4
-"""
-The limit while a cheaper protocol is being set up, low enough to leave time and bandwidth for the setup.
-"""
+"""The limit while a cheaper protocol is set up, low enough to leave time and bandwidth for the setup."""
 
 MANY = 128
 """
@@ -48,9 +46,7 @@ when large files were sent in between.
 """
 
 SAMPLE_WEIGHT = 1 / 16
-"""
-The weight of a new sample, low enough that one object that waited for a large one hardly changes the average.
-"""
+"""Weight of a new sample, so low that one object that waited for a large one hardly changes the average."""
 
 STEP = 4
 """How much the limit grows in each round trip after it has shrunk for the first time."""

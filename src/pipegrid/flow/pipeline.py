@@ -21,10 +21,7 @@ from pipegrid.flow.window import FixedWindow, Sent, Window, left_for_message
 P = ParamSpec("P")
 
 DEFAULT_LIMIT_BYTES = 50_000
-"""
-The default window, which allows 500 kB/s with a round trip of 100 ms. For a fast link pass a larger window
-or an ``AutoWindow``.
-"""
+"""Default window: 500 kB/s at a 100 ms round trip. Pass a larger one or an ``AutoWindow`` for a fast link."""
 
 UNDELIVERED = object()
 """The result for a call that was not acknowledged, but whose failure should not stop the pipeline."""
@@ -34,10 +31,7 @@ KEPT_FAILURES = 8
 
 
 _MAX_REASON_CHARACTERS = 200
-"""
-How many characters of a failure's text other messages quote, since the peer may have sent that text; the
-failure has all of it.
-"""
+"""Maximum characters that other messages quote of a failure's text, since the peer may have sent it."""
 
 
 class RemoteCallFailure(Failure):

@@ -168,16 +168,10 @@ a share of one segment is still one message.
 """
 
 LONG_PATH_MESSAGE_BYTES = 1 << 20
-"""
-The size of later messages on a path that fills most of the memory; with 700 KB, servers had a quarter more
-work.
-"""
+"""Size of later messages on a path that fills most of the memory; with 700 KB, servers had 25 % more work."""
 
 SHORT_PATH_S = 0.010
-"""
-A path is short if its round trip is shorter than this: less time than a large message costs the CPUs at both
-ends.
-"""
+"""A path with a shorter round trip is short: a large message costs the CPUs at both ends more time."""
 
 MESSAGE_S = 1.0
 """

@@ -108,10 +108,7 @@ ENDING_S = 20.0
 """How long running requests may take to finish when the gateway stops."""
 
 KEYS_AHEAD = 16
-"""
-Number of keys for new directories that are generated in advance: restic needs about 12 for a new repository
-and its first backup.
-"""
+"""Number of directory keys made in advance: a new restic repository and its first backup need about 12."""
 
 _LOOK_S = 0.1
 

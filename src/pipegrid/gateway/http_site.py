@@ -41,9 +41,7 @@ MAX_EARLY_BYTES = 16 << 10
 """Maximum size of further requests that are read from a client before its current request is answered."""
 
 LINGER_S = 2.0
-"""
-How long a client may go on sending after its request head was refused, so that it can read the response.
-"""
+"""How long a client may keep sending after its request head was refused, so that it can read the response."""
 
 HEADERS = (
     (b"x-frame-options", b"DENY"),

@@ -45,23 +45,16 @@ BOUNDS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 # nor names.
 
 MAX_BURSTS = 600
-"""
-Maximum number of bursts per transfer; beyond it, neighbouring bursts are joined until half as many are left.
-"""
+"""Maximum number of bursts per transfer; beyond it, neighbouring bursts are joined until half are left."""
 
 MAX_SERVERS = 64
-"""
-Number of servers per transfer whose bursts are recorded separately; all further servers are recorded as one.
-"""
+"""Number of servers per transfer whose bursts are recorded separately; all others are recorded as one."""
 
 OTHERS = "other servers"
 """The name under which bytes of servers beyond ``MAX_SERVERS`` are recorded."""
 
 JOINED_S = 0.0005
-"""
-Bytes that pass to or from a server within this time are one burst; the time doubles whenever bursts are
-joined.
-"""
+"""Bytes to or from a server within this time are one burst; the time doubles whenever bursts are joined."""
 
 
 class TrafficBurst(NamedTuple):

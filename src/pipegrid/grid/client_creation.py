@@ -51,10 +51,7 @@ from pipegrid.wire.grid_manager_certificates import ManagerKey
 
 DEFAULT_HAPPY = 7
 AUTOMATIC = "# Made by the first command, since no grid was configured."
-"""
-The first line of an automatic configuration. ``init`` moves such a grid aside to configure the grid that the
-user asks for.
-"""
+"""First line of an automatic configuration. ``init`` moves such a grid aside to configure the user's grid."""
 
 _MOST_ASIDE = 100
 MAX_COPIED_BYTES = 16 << 20

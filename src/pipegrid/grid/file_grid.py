@@ -464,10 +464,7 @@ class FileGrid:
 # Modules that only one kind of transfer needs are imported when the first transfer of that kind begins.
 
 _COUNTED_BYTES = 64 << 10
-"""
-Files above this size let further files start while their bytes are acknowledged; smaller files only when they
-end.
-"""
+"""Files above this size let others start while their bytes are acknowledged; smaller ones, when they end."""
 
 NOTES_NAME = "unfinished"
 """The directory of unfinished uploads, in the client's state directory."""

@@ -121,18 +121,12 @@ def write_cache(path: Path, announcements: Iterable[Announcement]) -> None:
 PATIENCE_S = 15.0
 """The longest wait of an operation for introducers if too few servers are cached."""
 GRACE_S = 2.0
-"""
-How long an operation waits after all introducers have responded or failed, since servers may be announcing
-themselves.
-"""
+"""How long an operation waits after all introducers responded or failed: servers may still announce."""
 FORGET_AFTER_S = 24 * 3600.0
 """How long a server stays cached although its introducer responds and no longer announces it."""
 _WRITE_AFTER_S = 1.0
 _WRITE_AGAIN_AFTER_S = 30.0
-"""
-The shortest time between two writes of the caches. Each write replaces whole files, and introducers may send
-announcements without end.
-"""
+"""Shortest time between writes of the caches, which replace whole files: announcements may never end."""
 
 log = Logger()
 

@@ -28,10 +28,7 @@ WAIT_S = 60.0
 """How long a process waits for the lock. A release of 10,000 leases takes a few seconds."""
 
 IDLE_S = 900.0
-"""
-How long a gateway keeps the lock after it last stored something; its clients have linked the new objects by
-then.
-"""
+"""How long a gateway keeps the lock after storing something; by then, clients have linked the new objects."""
 
 _RETRY_S = 0.25
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO})

@@ -1,8 +1,7 @@
 """
 A grid manager: its key, the storage servers that it knows, and the certificates that it has signed.
 
-The files are those of Tahoe-LAFS's ``grid-manager``, and each program can use files that the other has
-written:
+The files are those of Tahoe-LAFS's ``grid-manager``; each program can use the other's files:
 
     config.json         the manager's private key; names and public keys of storage servers
     NAME.cert.NUMBER    the certificates of a storage server, in the order in which they were signed

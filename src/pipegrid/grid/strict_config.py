@@ -69,10 +69,7 @@ KNOWN: Mapping[str, Collection[str] | None] = {
 """The sections and settings of ``pipegrid.cfg``; None if the user chooses the names in a section."""
 
 _BACKUP = "backup "
-"""
-The beginning of a section name ``backup NAME``. The settings in such a section are options of a command,
-which checks them.
-"""
+"""Start of a section name ``backup NAME``. Its settings are options of a command, which checks them."""
 
 
 def is_backup_section(section: str) -> bool:
@@ -92,10 +89,7 @@ KNOWN_OF_SERVERS = (
     "permutation-seed-base32",
     "grid-manager-certificates",
 )
-"""
-The names that PipeGrid reads in an announcement in ``servers.yaml``. Announcements may have further names,
-for other programs.
-"""
+"""Names that PipeGrid reads in an announcement in ``servers.yaml``. Other programs may use further names."""
 
 _MAX_CONFIG_BYTES = 1 << 20
 _SECTION = re.compile(r"\[(?P<name>[^\]]+)\]")

@@ -29,9 +29,7 @@ Role = Literal["client", "server"]
 Treatment = Literal["followed", "refused", "reported", "not used"]
 SectionValues = Mapping[str, str]
 RefusalRule = Callable[[str, SectionValues], "str | None"]
-"""
-A function that gets a value and all settings of its section; it returns why the value is refused, or None.
-"""
+"""A function of a value and all settings of its section: returns why the value is refused, or None."""
 
 BLACKLIST_NAME = "access.blacklist"
 MAX_MANAGERS = 16

@@ -6,8 +6,7 @@ Several grids of one user.
     [grids]
     friends = grids/friends
 
-``pipegrid --grid friends`` uses the grid ``friends``. Each of these directories is an ordinary client's
-directory.
+``pipegrid --grid friends`` uses the grid ``friends``. Each directory is an ordinary client's directory.
 """
 
 from __future__ import annotations

@@ -63,19 +63,14 @@ CONNECT_S = 30.0
 """The time limit for reaching the relay."""
 
 ANSWER_S = 60.0
-"""
-The time limit for each answer of the other end after its first message; a joiner may have to start a server.
-"""
+"""Time limit for each answer of the other end after its first message; joiners may have to start a server."""
 
 MEET_S = 30.0
 """How long a joiner waits for the inviter's first message; the inviter's command is running already."""
 
 _CLOSE_S = 5.0
 _MAX_RECEIVED_BYTES = 8 * MAX_MESSAGE_BYTES
-"""
-The most bytes that are received from the relay. A message arrives as hex digits, and again after a lost
-connection.
-"""
+"""Maximum number of bytes from the relay: a message arrives as hex digits, and again after reconnecting."""
 
 
 class WormholeExchange:

@@ -60,9 +60,7 @@ _log = Logger()
 # not sent.
 
 RECEIVE_BYTES = 512 * 1024
-"""
-The maximum number of bytes in one read from the socket: clients have few connections, and long responses.
-"""
+"""Maximum number of bytes in one read from the socket: clients have few connections, and long responses."""
 
 
 @implementer(IHandshakeListener)

@@ -20,10 +20,7 @@ many bytes: counting each request was an eighth of the cost of small responses.
 """
 
 CROWD_REQUESTS = 16
-"""
-``crowd_bytes`` applies only to this many requests or more. With fewer requests, large bodies go through a
-server in pieces, and fill the link.
-"""
+"""Minimum number of requests for ``crowd_bytes`` to apply; large bodies of fewer requests fill the link."""
 
 
 class RequestQueue:

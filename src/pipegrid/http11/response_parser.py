@@ -12,10 +12,7 @@ import httptools
 MAX_INFORMATIONAL = 32
 
 PASSED_ON_BYTES = 32768
-"""
-If at least this many bytes of a body are left, they bypass llhttp. For fewer bytes, a new llhttp would cost
-more.
-"""
+"""If at least this many bytes of a body are left, they bypass llhttp; for fewer, a new llhttp costs more."""
 
 
 MANY_EVENTS = 100

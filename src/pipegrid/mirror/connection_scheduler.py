@@ -57,10 +57,7 @@ QUOTA = 1000
 """The maximum number of requests on one connection: nginx closes it after that many."""
 
 FIRST_REQUESTS = 512
-"""
-The maximum number of requests on one connection to a host that has not answered yet: it may redirect all of
-them.
-"""
+"""Maximum requests on one connection to a host that has not answered yet: it may redirect all of them."""
 
 FIRST_WINDOW_BYTES = 1 << 20
 MAX_WINDOW_BYTES = 16 << 20
@@ -75,10 +72,7 @@ than this number may lack as many as it serves.
 STALL_S = 1.0
 LONE_STALL_S = 15.0
 PIPELINED_STALL_S = 3.0
-"""
-The time limit for a single mirror on a connection that has had several requests at a time, which may be the
-reason for the stall.
-"""
+"""Time limit of a single mirror on a connection that had pipelined requests, which may cause the stall."""
 
 WORTH_STEALING_S = 0.5
 """Requests that would be answered within this time are not taken over."""

@@ -427,7 +427,7 @@ class DebianArchive:
             if wanted != [ALL]:
                 records[key] = wanted
             if index.kind == "sources":
-                index.beside = [
+                index.package_indexes = [
                     each
                     for each in (*indexes, *apart)
                     if each.kind == "packages" and each.suite is index.suite

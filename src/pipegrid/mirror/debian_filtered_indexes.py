@@ -41,10 +41,7 @@ RECORD = "reindexed"
 MAX_RECORD_BYTES = 1 << 20
 _FIELDS = {"sha256": "SHA256", "sha512": "SHA512"}
 _DROPPED = frozenset(("md5sum", "sha1", "sha256", "sha384", "sha512", "signed-by"))
-"""
-The fields of the archive's release file that a new one does not repeat: hashes of the archive's indexes, and
-the keys that sign the archive.
-"""
+"""Fields of the archive's release file that a new one omits: hashes of the indexes, and signing keys."""
 
 
 def prepare(

@@ -90,7 +90,7 @@ class Index:
         held: the form in which the index is kept.
         filters: an entry is wanted if any of these selects it; None: all entries are wanted.
         stays: the file of an entry is not removed if any of these selects the entry; None: all files stay.
-        beside: for an index of sources, the suite's indexes of packages.
+        package_indexes: for an index of sources, the suite's indexes of packages.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Index:
         self.held = held
         self.filters: tuple[PackageFilter, ...] | None = None
         self.stays: tuple[PackageFilter, ...] | None = None
-        self.beside: Sequence[Index] = ()
+        self.package_indexes: Sequence[Index] = ()
 
     @property
     def path(self) -> str:
@@ -397,10 +397,10 @@ def selected_by(
     matching: set[tuple[str, str]] = set()
     if index.kind == "sources":
         for each in filters:
-            if each.sources and not index.beside:
+            if each.sources and not index.package_indexes:
                 filters = (ALL,)  # without indexes of packages, all sources are kept
                 break
-            for packages_index in index.beside if each.sources else ():
+            for packages_index in index.package_indexes if each.sources else ():
                 found = selected_by(destination, packages_index, (each,))
                 matching.update(entry.about.source for entry in found)
     chosen: list[Selector] = [

@@ -32,10 +32,7 @@ from pipegrid.mirror.package_filter import MAX_VERSION_CHARS, Description
 # The format of Debian's control files: paragraphs of fields. Source: Debian policy, chapter 5.
 
 MAX_PARAGRAPH_BYTES = 8 << 20
-"""
-The maximum length of a paragraph. In real indexes, the files of a source or the provides of a package take
-some kilobytes.
-"""
+"""Maximum length of a paragraph. In real indexes, a source's files or a package's provides take some KB."""
 
 
 def paragraphs(
@@ -149,10 +146,7 @@ def lines_of_text(text: str) -> Iterator[str]:
 
 
 MAX_RELEASE_BYTES = MAX_PARAGRAPH_BYTES
-"""
-The maximum size of a release file, which is one paragraph; those of large archives have a quarter of a
-megabyte.
-"""
+"""Maximum size of a release file, which is one paragraph; large archives have some 250 KB."""
 
 
 MAX_RELEASE_FILES = 200_000
@@ -163,9 +157,7 @@ which would take half a gigabyte of memory.
 
 
 MAX_ALTERNATIVES = 8
-"""
-How many alternatives one path may have in a release file that gives several values of one hash for the path.
-"""
+"""Maximum alternatives of one path in a release file that gives several values of one hash for the path."""
 
 
 _SHA256 = re.compile(r"[0-9A-Fa-f]{64}")

@@ -32,10 +32,7 @@ from pipegrid.mirror.stat_cache import QuickCheck, StatCache
 
 MAX_OPEN_DIRECTORIES = 256
 MAX_ABSENT = 4096
-"""
-The maximum number of missing directories that are remembered; no other process makes directories while the
-lock is held.
-"""
+"""Maximum number of missing directories remembered; under the lock, no other process makes directories."""
 
 READ_BYTES = 1 << 20
 _LINKED = "link.new"
@@ -43,10 +40,7 @@ _OWN_NEW = "own.new"
 _NO_LINKS = frozenset(
     {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EINVAL}
 )
-"""
-Errors which mean that a file system supports no hard links, or no more of them; a failing disk gives other
-errors.
-"""
+"""Errors of a file system that supports no (or no more) hard links; a failing disk gives other errors."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -791,9 +785,7 @@ _SCRATCH = "pipegrid-mirror-"
 """The prefix of the names of directories for temporary files."""
 
 _LEFT_S = 3600.0
-"""
-The minimum age at which an unlocked directory for temporary files is removed: a new one is not locked yet.
-"""
+"""Minimum age at which an unlocked directory for temporary files is removed: a new one is not locked yet."""
 
 _COPIED = ("compressed", "filters", "checked", "reindexed")
 """Files that are copied from ``HIDDEN``, since they are read, and some of them get new entries."""

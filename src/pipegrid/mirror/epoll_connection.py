@@ -61,10 +61,7 @@ SKIPPED_BYTES = 64 << 10
 """The maximum length of an unwanted response that is read, so that the connection can be kept."""
 
 GATHERED_BYTES = 128 << 10
-"""
-The maximum size of a file that is stored when it is complete; longer files are stored page by page, in a
-thread.
-"""
+"""Maximum size of a file that is stored when complete; longer files are stored page by page, in a thread."""
 
 _BLOCKED = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.EINPROGRESS, errno.EINTR})
 

@@ -192,10 +192,7 @@ def _outcome(job: Callable[[], Any]) -> Any:
 
 MAX_PAGES = 32
 SPARE_PROCESSORS = 3
-"""
-With at least this many processors, a further thread is worthwhile: one processor is for this thread, and one
-for the work of the network.
-"""
+"""Minimum number of processors for a further thread: this thread and the network's work need one each."""
 
 HANDED_BYTES = 4 * PAGE_BYTES
 """How much of a long file is passed to the worker thread at once; less if no page is free."""
@@ -440,7 +437,7 @@ class FileStore:
         return None
 
     def begin(self, job: FetchJob, mirror: int) -> IncomingFile:
-        """Begin to store a long file, whose parts are to be added."""
+        """Begin to store a long file, to which the caller adds parts."""
         return IncomingFile(self, job, mirror)
 
     def open(self, job: FetchJob) -> tuple[int, str]:

@@ -58,10 +58,7 @@ def securing(address: Address) -> Callable[[Any], Any]:
 # Memory that sockets are read into and that responses are cut out of.
 
 PAGE_BYTES = 256 << 10
-"""
-The size of a page, and of one read. Bytes that are hashed and written right after the read are still in the
-processor's cache.
-"""
+"""Size of a page and a read. Bytes hashed and written after a read are still in the processor's cache."""
 
 
 class Page:

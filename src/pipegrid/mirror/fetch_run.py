@@ -223,10 +223,7 @@ LOOK_S = 0.1
 """How often to check whether the run must end, while waiting for worker processes."""
 
 END_S = 5.0
-"""
-How long worker processes have to end before they are killed; they check for signals whenever bytes arrive,
-and regularly.
-"""
+"""How long workers have to end before they are killed; they check for signals regularly and on input."""
 
 
 def parts_of(files: Sequence[ArchiveFile], jobs: int) -> list[list[ArchiveFile]]:

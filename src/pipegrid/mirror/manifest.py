@@ -15,10 +15,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 WORTHWHILE_BYTES = 64 << 10
-"""
-The minimum size of a part of the manifest, some 500 files: checking fewer takes no longer than starting a
-process.
-"""
+"""Minimum size of a part of the manifest (500 files): checking fewer is no slower than starting a process."""
 
 PIECE_BYTES = 32 << 10
 """The size of a piece of the manifest: some 250 files."""

@@ -58,10 +58,7 @@ MISSING_BYTES = 64 << 10
 
 
 REFUSING = frozenset({400, 401, 403, 404, 405, 406, 410, 451})
-"""
-Statuses with which servers respond that they lack a file, or do not give it. S3 responds 403 for missing
-files if clients may not list them.
-"""
+"""Statuses for a missing or refused file. S3 responds 403 for missing files if clients may not list them."""
 
 
 def fetch_small(

@@ -41,10 +41,7 @@ MAX_EDITS = 1_000_000
 """The maximum number of edits in all patches of an index; each takes 150 bytes of memory."""
 
 MAX_STEPS = 20_000_000
-"""
-How many pieces merging may process in total, since each patch processes all pieces. This many take ten
-seconds, as long as fetching the index.
-"""
+"""Maximum pieces that all patches of a merge process together: ten seconds, like fetching the index."""
 
 _COMMAND = re.compile(rb"([0-9]{1,13})(?:,([0-9]{1,13}))?([acd])")
 

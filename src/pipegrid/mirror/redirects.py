@@ -30,10 +30,7 @@ MAX_REDIRECTS = 5
 MAX_LOCATION_BYTES = 4096
 MAX_RULES = 1024
 MAX_UNLEARNT = 4096
-"""
-How many prefixes are remembered as not redirected as a whole; once there are this many, no more rules are
-learnt.
-"""
+"""How many prefixes are remembered as not redirected as a whole; after that, no more rules are learnt."""
 
 MAX_HOSTS = 512
 """How many hosts all mirrors of a run may redirect to."""

@@ -50,10 +50,7 @@ from pipegrid.mirror.manifest import read_manifest
 # The code is synchronous, for the destination's thread.
 
 _OF_INDEXES = ("binary-", "source")
-"""
-Beginnings of the names of directories whose ``Release`` is not that of a suite, but describes the index next
-to it.
-"""
+"""Name prefixes of directories whose ``Release`` describes the index next to it, and not a suite."""
 
 
 def kept_apart(

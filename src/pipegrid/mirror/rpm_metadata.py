@@ -165,9 +165,7 @@ class XmlParser:
 
 
 MAX_ELEMENT_BYTES = 64 << 20
-"""
-The maximum size of the element of one package; the largest known, with all its files, has a tenth of that.
-"""
+"""Maximum size of the element of one package; the largest known, with all its files, has a tenth of that."""
 
 
 class RawElements:

@@ -188,10 +188,7 @@ MAX_NAMED = 5_000_000
 _NUMBER = re.compile(r"[0-9]{1,15}")
 
 MODULAR = ".module"
-"""
-Part of the release of packages in a module's stream: a newer package may belong to another stream, so all are
-kept.
-"""
+"""Part of the release of packages in module streams; all are kept: newer ones may be of another stream."""
 
 
 class RpmOutcome(ArchiveOutcome):

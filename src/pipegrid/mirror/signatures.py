@@ -34,10 +34,7 @@ _CHECKSUM = re.compile(rb"=[A-Za-z0-9+/]{4}")
 
 _SIGNATURE = 2
 _LENGTH_BYTES = {0: 1, 1: 2, 2: 4}
-"""
-The number of length bytes in the old packet format, by the kind of length; packets of the fourth kind have no
-length.
-"""
+"""Number of length bytes in the old packet format, by the kind of length; the fourth kind has no length."""
 
 
 def signed_parts(data: bytes) -> tuple[bytes, bytes] | None:

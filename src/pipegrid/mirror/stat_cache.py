@@ -24,22 +24,13 @@ from pipegrid.mirror import HIDDEN, MANIFEST
 # destination's thread.
 
 ROW = Struct("=32sQqqq")
-"""
-The format of a row: the first 32 bytes of the hash; inode number, size in bytes, and both times in
-nanoseconds.
-"""
+"""Format of a row: first 32 bytes of the hash, inode number, size in bytes, and both times in nanoseconds."""
 
 MAX_ROWS = 500_000
-"""
-The maximum number of rows, some 70 MB in memory. If a mirror has more files, the attributes of the remaining
-ones are read.
-"""
+"""Maximum number of rows, some 70 MB in memory. The attributes of a mirror's further files are read."""
 
 SPARE_BYTES = 64 << 10
-"""
-How many bytes the rows may take in addition to the manifest's size: more rows would mostly be of deleted
-files.
-"""
+"""How many bytes the rows may take beyond the manifest's size: more rows would mostly be of deleted files."""
 
 MAX_SEARCHES = 4
 """How many times all rows are searched for one row before an index is built."""
@@ -393,10 +384,7 @@ result would cost more than the check saves.
 """
 
 MAX_OTHERS = 2000
-"""
-The maximum number of files without a matching row. If there are more, ``verify`` divides them among
-processes.
-"""
+"""Maximum number of files without a matching row. If there are more, ``verify`` uses several processes."""
 
 SHARED_BYTES = 128 << 10
 """The size of a manifest from which on a second process saves more time than it costs."""

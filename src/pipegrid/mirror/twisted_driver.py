@@ -123,7 +123,7 @@ class MirrorSource:
 
     @property
     def is_paused(self) -> bool:
-        """Whether nothing is to be read at present."""
+        """Whether reading is paused at present."""
         return self._schedule.is_paused
 
     def work(self) -> None:

@@ -25,9 +25,7 @@ from pipegrid.disk.private_files import make_private
 from pipegrid.errors import SinkError
 
 BLOCK_BYTES = 128 << 10
-"""
-Size of a block. The kernel reads files in requests of this size or a multiple of it; see ``set_read_ahead``.
-"""
+"""Block size. The kernel reads files in requests of this size or a multiple of it; see ``set_read_ahead``."""
 
 SLOTS = ((8 << 10, 16), (32 << 10, 16), (BLOCK_BYTES, 1))
 """

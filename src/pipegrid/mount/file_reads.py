@@ -25,15 +25,10 @@ from pipegrid.tree.read_ahead import WHOLE_BYTES, FileReader, ReadSpace
 from pipegrid.tree.tree_grid import Grid
 
 AHEAD_BYTES = 16 << 20
-"""
-Maximum bytes that a download fetches before the program reads them; less at the beginning of a download.
-"""
+"""Maximum bytes that a download fetches before the program reads them; less at the start of a download."""
 
 KEPT_BEHIND_BYTES = 4 << 20
-"""
-How many bytes are kept after a program has read them: the kernel requests several ranges at once, in any
-order.
-"""
+"""How many bytes are kept after they were read: the kernel requests several ranges at once, in any order."""
 
 READING_BYTES = 64 << 20
 """Maximum memory of all downloads together."""

@@ -21,9 +21,7 @@ PROGRAMS = ("fusermount3", "fusermount")
 UNMOUNT_S = 10.0
 
 READ_AHEAD_KIB = 1024
-"""
-Read-ahead of the kernel in KiB. Linux's default is 128, and each request costs four switches of threads.
-"""
+"""Read-ahead of the kernel in KiB. Linux's default is 128; each request costs four switches of threads."""
 
 _INSTALL = "install your system's package of FUSE, such as fuse3 on Debian"
 

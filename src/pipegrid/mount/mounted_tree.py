@@ -265,10 +265,7 @@ MOST_AHEAD = 32
 """Maximum number of neighbours that are fetched in advance."""
 
 AHEAD_DIRECTORY_BYTES = 128 << 10
-"""
-Maximum size of a directory that is read in advance; larger ones would displace each other before they are
-used.
-"""
+"""Maximum size of a directory that is read in advance; larger ones would displace each other before use."""
 
 SKIPPED = 4
 """How many neighbours a program may skip without ending the sequence."""

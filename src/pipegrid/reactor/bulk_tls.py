@@ -137,7 +137,6 @@ class BatchingTLS(BufferingTLSTransport):
                 received.append(_ffi.buffer(_records, size)[:])
 
     def _flushSendBIO(self) -> None:
-        """Send all encrypted data."""
         self._gather()
         self._hand_down()
 

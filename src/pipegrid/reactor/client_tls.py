@@ -38,19 +38,13 @@ from pipegrid.reactor.tls_settings import BATCH_BYTES, GATHERED_BYTES, RECORD_BY
 log = Logger()
 
 CheckCertificate = Callable[[bytes], Exception | None]
-"""
-A function that gets the server's certificate (DER) and returns the error to raise, or None if the certificate
-is right.
-"""
+"""Gets the server's certificate (DER) and returns the error to raise, or None if the certificate is right."""
 
 _PORTION_BYTES = 2 * RECORD_BYTES
 """How much is encrypted in one call: little enough to stay in the CPU's cache, where copying is cheap."""
 
 _DELIVERY_BYTES = 8 * BATCH_BYTES
-"""
-The most bytes that are decrypted before they are copied: as many as a client reads at once, so that the
-pieces need no joining.
-"""
+"""Maximum bytes decrypted before they are copied: what a client reads at once, so that it joins no pieces."""
 
 # The buffer is filled and emptied within one call, so all connections share it.
 _records = memoryview(bytearray(_DELIVERY_BYTES + RECORD_BYTES))
@@ -301,7 +295,6 @@ class ClientTLS(Protocol):
             self._fail(_failed(error))
 
     def _flush(self) -> None:
-        """Send all encrypted data."""
         encrypted = self._encrypted.read()
         if encrypted and not self._aborted:
             self._outlet.send(memoryview(encrypted), self.transport)

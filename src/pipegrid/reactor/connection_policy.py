@@ -157,9 +157,7 @@ class ConnectionPolicy(NamedTuple):
 
 
 DIRECT_CONNECTIONS = ConnectionPolicy(DirectWay(), usual_tor())
-"""
-The policy without any setting: as in Tahoe-LAFS, onion services are reached through a Tor on its usual ports.
-"""
+"""The policy without settings: as in Tahoe-LAFS, a Tor on its usual ports reaches onion services."""
 
 NO_CONNECTIONS = ConnectionPolicy(
     RefusedWay("no connections are made"), RefusedWay("no connections are made")

@@ -350,7 +350,6 @@ class RequestSet(Generic[W]):
             self._bug.raiseException()
 
     def cancel(self) -> None:
-        """Cancel all pending requests."""
         for running in list(self.running):
             running.cancel()
 

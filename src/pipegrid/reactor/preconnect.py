@@ -13,10 +13,7 @@ from contextlib import ExitStack
 from typing import NamedTuple
 
 HostPort = tuple[str, int]
-"""
-An IPv4 or IPv6 address as text, and a port. Names are not allowed: their lookup can take longer than
-connecting.
-"""
+"""An IPv4 or IPv6 address as text, and a port. No names: looking them up can take longer than connecting."""
 
 MOST = 16
 """The most connections that one client preconnects."""

@@ -24,10 +24,7 @@ from pipegrid.reactor.deferreds import Timer
 Buffer = bytes | bytearray | memoryview
 
 SEND_BYTES = 512 * 1024
-"""
-The most bytes that the socket gets in one call, and about the most that one connection sends before other
-connections are served.
-"""
+"""Maximum bytes per call of the socket, and roughly what a connection sends before others are served."""
 
 HELD_BACK_BYTES = 4096
 """How many bytes the transport gets after ``SEND_BYTES``, so that it continues with this connection later."""

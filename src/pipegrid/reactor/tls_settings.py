@@ -71,19 +71,13 @@ RECORD_BYTES = 2**14
 """The most plaintext bytes in a record."""
 
 BATCH_BYTES = 4 * RECORD_BYTES
-"""
-The most bytes that OpenSSL gets at a time, in either direction: it keeps a buffer of that size for each
-connection.
-"""
+"""The most bytes that OpenSSL gets at a time, either way: it keeps a buffer of that size per connection."""
 
 DELIVERY_BYTES = 2 * BATCH_BYTES
 """The most bytes that are decrypted before they are copied to a separate buffer."""
 
 GATHERED_BYTES = 2 * BATCH_BYTES
-"""
-How many encrypted bytes are collected before they are sent: each system call costs time, and wakes the
-receiver, where it costs time, too.
-"""
+"""Encrypted bytes to collect before sending them: each system call costs time, here and at the receiver."""
 
 
 # The client's contexts; this part needs no Twisted, so ``preconnect`` can use it.

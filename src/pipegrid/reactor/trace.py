@@ -22,9 +22,7 @@ BATCH_EVENTS = 256
 """How many events are written at once, some 30 kB."""
 
 LIMIT_EVENTS = 100_000
-"""
-The most events kept in memory without a file, some 50 MB: an upload of 100 GB has as many requests of 1 MiB.
-"""
+"""The most events in memory without a file, some 50 MB: an upload of 100 GB has as many requests of 1 MiB."""
 
 
 class TraceSpan:

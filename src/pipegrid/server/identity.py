@@ -35,9 +35,7 @@ if TYPE_CHECKING:
 FURL_NAME = "storage.furl"
 INTRODUCER_FURL_NAME = "introducer.furl"
 MEMBERS_FURL_NAME = "members.furl"
-"""
-The file with the fURL of the introducer that a storage server runs for members invited from its directory.
-"""
+"""File with the fURL of the introducer that a storage server runs for members invited from its directory."""
 _SWISSNUM_BYTES = 20
 _MAX_FURL_BYTES = 1 << 20
 _KEY_BITS = 2048  # RSA, since Foolscap requires it

@@ -29,10 +29,7 @@ from pipegrid.server.introducer_service import IntroducerService, LimitedLog
 from pipegrid.wire.announcements import Signed
 
 LISTED_NAME = "private/introducer-announcements.json"
-"""
-The file with the listed announcements, for the next process. Tahoe-LAFS does not read it: its introducer
-stores nothing.
-"""
+"""File of the listed announcements, for the next process; Tahoe-LAFS's introducer does not read the file."""
 
 DAMAGED_SUFFIX = ".damaged"
 MAX_LISTED_BYTES = 16 << 20

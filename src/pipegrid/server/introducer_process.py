@@ -37,10 +37,7 @@ MAX_MEMORY_BYTES = 16 << 20
 """The most memory for messages of all connections that are being received or carried out."""
 
 FREE_BYTES = 1024
-"""
-Messages up to this size are not counted. A connection may have 128 of them waiting, so all connections may
-have 128 MB.
-"""
+"""Messages up to this size are not counted; all connections together may have 128 MB of them waiting."""
 
 BOUNDS = Bounds(turn_tokens=256)
 """The bounds of a message: a call may take 64 KiB, twice the longest announcement."""

@@ -45,10 +45,7 @@ UNIT_BYTES = 4096
 """The size of a unit of space; usual announcements have 1 to 3 KB."""
 
 MAX_UNITS = 1024
-"""
-The most units of all announcements: 4 MiB, which clients accept in one message, where they count 16 MiB for
-it.
-"""
+"""Maximum units of all announcements: 4 MiB, which clients accept in one message and count as 16 MiB."""
 
 MAX_ESTABLISHED_UNITS = MAX_UNITS // 8 * 7
 MAX_PER_CONNECTION = 16

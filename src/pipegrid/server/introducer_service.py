@@ -55,9 +55,7 @@ REFILL_S = 10.0
 MAX_SUBSCRIPTIONS = 2
 NEWS_APART_S = 1.0
 NEWS_SUBSCRIBERS = 50
-"""
-Up to this number of subscribers get news every ``NEWS_APART_S``; with more, all wait longer, in proportion.
-"""
+"""Up to this many subscribers get news every ``NEWS_APART_S``; with more, all wait longer, in proportion."""
 NEWS_BYTES = 64 << 10
 ACKNOWLEDGED_S = 120.0
 SNAPSHOT_S = 1.0

@@ -470,7 +470,6 @@ class ProtocolDetector(TwistedProtocol):
         self.transport.pauseProducing()
 
     def resume(self) -> None:
-        """Read again after ``pause``."""
         self.transport.resumeProducing()
 
     def hear(self) -> None:

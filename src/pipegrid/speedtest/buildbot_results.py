@@ -33,10 +33,7 @@ REQUIRED = ("upload-per-file", "download-per-file")
 
 MAX_PREFIX = 100
 _PREFIX = re.compile(r"[a-zA-Z_-][.a-zA-Z0-9_-]*")
-"""
-Prefixes that are allowed in paths of Buildbot's data API (``buildbot.util.pathmatch``), which finds earlier
-builds.
-"""
+"""Prefixes allowed in paths of Buildbot's data API (``buildbot.util.pathmatch``), which finds old builds."""
 
 _LEAST_RATE_BYTES = 100_000
 """Files smaller than this do not measure throughput."""

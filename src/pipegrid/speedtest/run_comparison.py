@@ -25,9 +25,7 @@ SAME = "same"
 UNJUDGED = "unjudged"
 
 LEVEL = 0.01
-"""
-The probability that any measurement is called slower when two equal builds are compared; the same for faster.
-"""
+"""Probability that any measurement is called slower if two equal builds are compared; the same for faster."""
 
 LEAST_CHANGE = 0.1
 """
@@ -214,9 +212,7 @@ def _table(changes: Sequence[FigureChange]) -> list[str]:
 # fixed seed, so equal runs give equal results.
 
 RELABELLINGS = 1000
-"""
-How many relabellings are drawn at random if more exist; the smallest p is then 1/1001, a tenth of ``LEVEL``.
-"""
+"""How many relabellings are drawn at random if more exist; the smallest p is 1/1001, a tenth of ``LEVEL``."""
 
 _SEED = 5
 

@@ -31,10 +31,7 @@ COMMAND = "command 200B"
 AUTO = "auto"
 
 WINDOWS = (10 * KB, 30 * KB, 50 * KB, 100 * KB, 300 * KB, MB, 4 * MB, 16 * MB)
-"""
-The windows of the sweep, in bytes. 50 KB is the former default; 16 MB is more than any server needs on the
-emulated links.
-"""
+"""Windows of the sweep, in bytes; 50 KB is the former default, 16 MB more than any emulated link needs."""
 
 ENCODINGS = ((1, 1), (1, 10), (3, 5), (3, 10), (7, 10), (10, 10))
 """Pairs of required and total shares."""
@@ -55,9 +52,7 @@ SWEEP_LEAST, SWEEP_MOST = 100 * KB, 30 * MB
 _SWEEP_UNLIMITED = 10 * MB
 
 ALL_ROUNDS_S = 75.0
-"""
-The time limit for all rounds of one scenario, counting only the link: a full run should take five minutes.
-"""
+"""Time limit for all rounds of one scenario, counting only the link: a full run should take five minutes."""
 
 MAX_TRANSFER_S = 60.0
 """A scenario is left out if one of its transfers takes longer than this, counting only the link's rate."""

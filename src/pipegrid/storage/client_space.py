@@ -1,6 +1,5 @@
 """
-Quotas of named clients: how much each client keeps in a storage directory, according to the leases on its
-shares.
+Quotas of named clients: how much each client keeps in a storage directory, by the leases on shares.
 
 Each lease record has a number for its owner, which other servers set to 0 or 1. A lease that is made at the
 address of a named client gets the client's number. So the share files themselves record whose shares they

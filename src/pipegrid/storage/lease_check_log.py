@@ -29,10 +29,7 @@ from pipegrid.storage.share_file import LEASE_DURATION_S, NEVER_S
 
 NOTE_NAME = "lease-looks.json"
 HELD_S = 7 * 24 * 3600
-"""
-How long checks must be regular before shares are removed: time for clients to renew their leases, and for the
-operator to read the log.
-"""
+"""How long checks must be regular before shares are removed: time to renew leases, and to read the log."""
 
 MOST_APART_S = HELD_S
 MAX_NOTE_BYTES = 1000

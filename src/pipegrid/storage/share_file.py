@@ -32,10 +32,7 @@ from pipegrid.wire.storage_messages import LeaseSecrets, Released
 
 MAX_LEASES = 256
 NEVER_S = (1 << 32) - 1
-"""
-A lease with this expiry never expires: this is the maximum of the 32-bit field, and stands for all later
-times.
-"""
+"""A lease with this expiry never expires: the maximum of the 32-bit field stands for all later times."""
 
 
 @attrs.frozen
@@ -118,10 +115,7 @@ class Records:
 
 
 HasRoom = Callable[[int], bool]
-"""
-Takes a number of bytes; returns whether that many more may be written to the disk. Like shares, leases may
-not use the reserved space.
-"""
+"""Whether this many more bytes may be written to the disk; not even leases may use the reserved space."""
 
 
 #     offset 0   version (4): new containers have version 2; version 1 is read, too
@@ -340,10 +334,7 @@ def _last_section_end(fd: int) -> int | None:
 # lease lasts longer than the lost one.
 
 MOST_READ = 1 << 16
-"""
-The maximum number of leases to read, 4.5 MiB and far more than servers keep on a share; a larger number is
-damage.
-"""
+"""Maximum number of leases to read (4.5 MiB), far more than servers keep on a share; more means damage."""
 
 
 def renew_lease(

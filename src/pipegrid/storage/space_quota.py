@@ -54,18 +54,12 @@ MAX_NOTE_BYTES = 1000
 STEP_BYTES = 256 << 20
 MIN_LEASE_EXCESS_BYTES = 1 << 20
 LEASE_EXCESS_PART = 64
-"""
-Between two counts, leases may exceed the quota by 1/64 of the quota, but at least by
-``MIN_LEASE_EXCESS_BYTES``.
-"""
+"""Between two counts, leases may exceed the quota by 1/64, but at least by ``MIN_LEASE_EXCESS_BYTES``."""
 
 RECOUNT_S = 12 * 3600.0
 RECOUNT_FULL_S = 3600.0
 NOT_COUNTED = 1 << 62
-"""
-The number of missing bytes that is returned while the used space is unknown. It is more than evictions can
-free.
-"""
+"""The number of missing bytes returned while the used space is unknown: more than evictions can free."""
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 PREFIXES = tuple(first + second for first in _ALPHABET for second in _ALPHABET)

@@ -33,10 +33,7 @@ from pipegrid.testing.link_model import Bottleneck, Flow, LinkPath, Packet, to_n
 # reactors call.
 
 BULK_BYTES = 32 << 10
-"""
-After a read of at least this many bytes, the next read uses pages. For less data, copying costs less than two
-more system calls.
-"""
+"""After a read of this size or more, the next uses pages; for less, copying beats two more system calls."""
 
 PIPE_BYTES = 256 << 10
 """

@@ -278,15 +278,10 @@ class VerifierFeed(StreamConsumer):
 
 _SHARES_AT_ONCE = 3
 _SMALL_SHARES_AT_ONCE = 32
-"""
-Number of small shares read at the same time; more than of large ones, since small shares cost round trips,
-not memory.
-"""
+"""Number of small shares read at once: more than of large ones, since each costs round trips, not memory."""
 
 _SAMPLES = 2
-"""
-Number of shares whose UEB is read along with the first queries; one UEB suffices, the second is a reserve.
-"""
+"""Number of shares whose UEB is read with the first queries; one UEB suffices, the second is a reserve."""
 
 _UEBS_AT_ONCE = 16
 

@@ -174,10 +174,7 @@ def _leads_to(nodes: dict[int, bytes], leaf: int, root: bytes) -> bool:
 # of other storage indexes are skipped. Only directories that can lead to the right one are entered.
 
 MAX_DEPTH = 8
-"""
-Maximum depth of the search below a directory that the user names; a directory of several disks of storage
-servers has five levels.
-"""
+"""Maximum search depth below a directory; one with several disks of storage servers has five levels."""
 
 MAX_ENTRIES = 1_000_000
 

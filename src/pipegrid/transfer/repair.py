@@ -120,9 +120,7 @@ class SegmentFeed(StreamConsumer):
 # server, in another round.
 
 _RENEWALS = 64
-"""
-Number of servers on which leases are renewed at the same time: a renewal costs a round trip and little else.
-"""
+"""Number of servers on which leases are renewed at the same time: a renewal costs little but a round trip."""
 
 SMALL_SHARE_BYTES = 16 << 10
 """Shares up to this size are encoded before a server has accepted them, which saves a round trip."""

@@ -229,10 +229,7 @@ class ShareQuery:
 # once with the same error, so that a thousand objects do not wait for it one after another.
 
 QUESTIONS_AT_ONCE = 1024
-"""
-Maximum number of pending queries to one server: with a round-trip time of 100 ms and half a kilobyte per
-response, this allows 5 MB/s.
-"""
+"""Maximum pending queries to one server: 5 MB/s at a round-trip time of 100 ms and 500 bytes per response."""
 
 REST_S = 30.0
 """For how many seconds an unreachable server is not asked again."""

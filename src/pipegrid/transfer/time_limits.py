@@ -19,10 +19,7 @@ from pipegrid.transfer.peers import Peer
 # transfers counts only for a limited time.
 
 MOST_TIMES = 10
-"""
-Maximum time for which an active server may be silent to one transfer, as a multiple of the time limit for
-silence.
-"""
+"""Maximum silence of an active server to one transfer, as a multiple of the time limit for silence."""
 
 
 def last_activity_s(
@@ -56,10 +53,7 @@ def last_activity_s(
 # during which the client pauses the stream does not count.
 
 SLOWEST_BYTES_PER_S = 1000
-"""
-Minimum rate of a stream when others are faster; a server demands the same rate of its clients
-(``server.gbs.http_connection``).
-"""
+"""Minimum rate of a stream when others are faster; the same as in ``server.gbs.http_connection``."""
 
 
 SLOWER_TIMES = 20

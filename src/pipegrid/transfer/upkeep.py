@@ -33,10 +33,7 @@ from pipegrid.transport.surveys import Question, Sample, Surveyed
 # together take one round trip.
 
 SERVERS_AT_ONCE = 100
-"""
-Number of servers that are asked at the same time; each responds with a few bytes, and an unanswered query
-takes little memory.
-"""
+"""Number of servers that are asked at once; a query takes little memory, and a response has a few bytes."""
 
 
 class Renewal:
@@ -225,18 +222,13 @@ OPEN_QUESTIONS = 32_768
 """Maximum number of pending queries for all objects together; each query takes about 500 bytes."""
 
 BEGUN_PER_TURN = 64
-"""
-Maximum number of objects that begin in one reactor turn: as many as fit into one message to each server.
-"""
+"""Maximum number of objects that begin in one reactor turn: as many as fit into a message to each server."""
 
 OBJECT_BYTES = 96 << 10
 """Memory that a repair or verification takes in addition to the object's bytes."""
 
 HELD_BYTES = 24 << 20
-"""
-Maximum memory for the bytes of one object. A small object may be in memory three times: as shares, as a
-segment, and encoded.
-"""
+"""Maximum memory for one object. A small object may be held as shares, as a segment, and encoded at once."""
 
 
 @attrs.frozen

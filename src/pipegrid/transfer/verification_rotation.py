@@ -31,10 +31,7 @@ CIRCLE = 1 << 64
 
 MAX_BYTES = 1 << 20
 MAX_KEYS = 1000
-"""
-Maximum number of checks whose position is remembered; if there are more, the check that was not run for
-longest is forgotten.
-"""
+"""Maximum number of checks whose position is remembered; beyond it, the check not run for longest is lost."""
 
 _TAG = b"pipegrid verification round v1"
 

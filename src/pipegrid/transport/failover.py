@@ -36,17 +36,11 @@ STAGGER_S = 0.25
 """Delay between routes; RFC 8305 recommends this value."""
 
 TLS_S = 0.2
-"""
-Additional time for the TLS handshake when TCP is connected; ``STAGGER_S`` and this together are less than
-half a second.
-"""
+"""Additional time for the TLS handshake after TCP connects; with ``STAGGER_S``, less than half a second."""
 
 LATE_S = 0.05
 MOST_LATE = 4
-"""
-The maximum number of times that a late timer is set again. A timer that fires more than ``LATE_S`` late was
-delayed by this program itself.
-"""
+"""Maximum number of times to set a timer again that fires over ``LATE_S`` late, due to this program."""
 
 
 class Route(NamedTuple):

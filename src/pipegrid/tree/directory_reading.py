@@ -25,9 +25,7 @@ ENTRY_BYTES = 1000
 """Memory of the Python objects for one entry (with its name and cap), in addition to its packed bytes."""
 
 MAX_METADATA_BYTES = 1 << 16
-"""
-Maximum metadata of one entry; Tahoe-LAFS and PipeGrid write about 200 bytes. Larger metadata is ignored.
-"""
+"""Maximum metadata of an entry; Tahoe-LAFS and PipeGrid write about 200 bytes. Larger metadata is ignored."""
 
 
 class ReadsFiles(Protocol):

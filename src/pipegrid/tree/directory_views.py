@@ -26,10 +26,7 @@ LISTED_S = 0.5
 """How long a mutable directory is cached for a client that lists it."""
 
 KEPT_BYTES = 24 << 20
-"""
-Maximum memory for all views except the largest one: a huge directory must not displace those above it, which
-are also needed.
-"""
+"""Maximum memory for all views but the largest: a huge directory must not displace the views above it."""
 
 _MOST_SIZES = 10_000
 _SIZES_AT_ONCE = 16

@@ -42,18 +42,13 @@ DEFAULT_LIST = "system.posix_acl_default"
 
 MAX_ATTRIBUTES = 256
 MAX_ATTRIBUTE_BYTES = 32 << 10
-"""
-Maximum for one entry, names and values together; in base64 they fit into the metadata that readers accept.
-"""
+"""Maximum for one entry, names and values together; as base64 they fit into metadata that readers accept."""
 
 MAX_OWNERS = 100
 """Maximum number of users, and of groups, whose names a run stores; of others, only numbers are stored."""
 
 MAX_HARD_LINKS = 500_000
-"""
-Maximum number of hard-linked files of which the walk has not met all names; names of further ones are stored
-as separate files.
-"""
+"""Maximum number of hard-linked files with names not yet met; names of further ones become separate files."""
 
 HOLE_BYTES = 4096
 
@@ -67,10 +62,7 @@ _BY_POLICY = (
     "security.SMACK64",
     "security.apparmor",
 )
-"""
-The system sets these attributes by its policy when a file is created; they belong to the machine, not to the
-file.
-"""
+"""Attributes that the system sets by its policy on new files; they belong to the machine, not to the file."""
 
 _UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
 

@@ -26,9 +26,7 @@ VCS = (
     ".jj/",
     "_darcs/",
 )
-"""
-Directories of version control, whose content can be fetched again. ``.git`` is a file in some working copies.
-"""
+"""Directories of version control, which can be fetched again. ``.git`` is a file in some working copies."""
 
 MAX_LISTED = 1_000_000
 MAX_HEADER = 4096

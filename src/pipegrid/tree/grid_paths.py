@@ -24,10 +24,7 @@ from pipegrid.tree.directory_reading import (
 )
 
 KEPT_BYTES = 32 << 20
-"""
-Maximum memory for the directories that a ``PathFinder`` caches; if it is full, further directories are read
-for each path.
-"""
+"""Maximum memory for the directories that a ``PathFinder`` caches; others are read for each path."""
 
 
 class PathEnd(NamedTuple):

@@ -14,10 +14,7 @@ from pipegrid.errors import UsageError
 MAX_PATTERNS = 10_000
 MAX_PATTERN = 4096
 MAX_PATTERN_BYTES = 1 << 20
-"""
-Maximum for all patterns together: each byte of a path costs a few operations on integers with about one bit
-per byte of patterns.
-"""
+"""Maximum for all patterns together; each byte of a path costs operations on integers of as many bits."""
 
 _MAX_STATES = 1024
 _SLASH = 0x2F

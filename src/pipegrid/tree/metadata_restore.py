@@ -292,9 +292,7 @@ class ExtendedRestore:
 # directory that is restored.
 
 MAX_LINKED = 200_000
-"""
-The maximum number of files with several names that one restore records; the names of others become copies.
-"""
+"""Maximum number of files with several names that one restore records; the names of others become copies."""
 
 MAX_WAITING = 10_000
 """The maximum number of names that wait until their file is complete; further names become copies."""

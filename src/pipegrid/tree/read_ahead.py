@@ -42,20 +42,13 @@ READING_BYTES = 32 << 20
 """The maximum memory for all downloads together."""
 
 MOST_WHOLE_BYTES = 16 << 20
-"""
-The maximum memory for files that were fetched as a whole; further files are fetched again for each request.
-"""
+"""Maximum memory for files that were fetched as a whole; further files are fetched again for each request."""
 
 PROGRESS_BYTES = 1 << 20
-"""
-When threads have taken this many bytes, the reactor's thread checks whether a paused download must resume.
-"""
+"""After threads took this many bytes, the reactor's thread checks whether a paused download must resume."""
 
 MOST_STREAMS = 6
-"""
-The maximum number of downloads that run at the same time, of about 20 MB each; further readers fetch ranges
-one by one.
-"""
+"""Maximum number of simultaneous downloads, of about 20 MB each; further readers fetch ranges one by one."""
 
 MOST_FETCHES = 6
 """The maximum number of ranges and small files that are fetched at the same time; others wait."""

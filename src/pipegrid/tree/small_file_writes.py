@@ -28,10 +28,7 @@ GROUP_FILES = 16
 """The maximum number of files of a group; each is an open file until it has its name."""
 
 GROUP_BYTES = 2 << 20
-"""
-A group ends with the file that makes it reach this size. A group that has begun is written completely, even
-after a cancellation.
-"""
+"""A group ends when it reaches this size. A group that has begun is completed, even after a cancellation."""
 
 GROUPS_AT_ONCE = 2
 
@@ -82,10 +79,7 @@ class WholeFile:
 
 
 WriteOutcome = str | Exception
-"""
-The outcome of writing one file: a clause about metadata that could not be set (empty if all was set), or the
-error.
-"""
+"""The outcome of writing one file: a clause about metadata that could not be set, or empty; or the error."""
 
 
 def write_group(files: Sequence[WholeFile]) -> list[WriteOutcome]:

@@ -57,10 +57,7 @@ def lacking(outcome: UpkeepOutcome) -> Exception | None:
 # found. A tree without held objects is walked once.
 
 MAX_HELD = 10_000
-"""
-The maximum number of held objects, about 3 kB each. Each time it is reached, the trees are walked again for
-their write caps.
-"""
+"""Maximum number of held objects, of about 3 kB. When reached, the trees are walked again for write caps."""
 
 
 class FirstMet(NamedTuple):

@@ -38,15 +38,10 @@ from pipegrid.tree.walk import Found, TreePath, Unreadable, WalkLimits, walk
 # The limits and results of fetching a tree.
 
 SMALL_IN_FLIGHT_BYTES = 16 << 20
-"""
-The maximum bytes of all small files in flight; they fill a link of 1 Gbit/s with a round-trip time of 100 ms.
-"""
+"""Maximum bytes of all small files in flight; they fill a link of 1 Gbit/s with a round trip of 100 ms."""
 
 LARGE_AT_ONCE = 3
-"""
-The maximum number of larger files that are fetched at the same time; each may use
-``DownloadSettings.memory_bytes``.
-"""
+"""Maximum number of larger files fetched at once; each may use ``DownloadSettings.memory_bytes``."""
 
 
 MAX_PATHS = 1_000_000
@@ -397,10 +392,7 @@ class FileFetcher:
 # directory.
 
 FILE_BYTES = 32 << 10
-"""
-The minimum that a small file counts in the budget, for the objects of its download. So at most 512 small
-files are fetched at the same time.
-"""
+"""Minimum that a file counts in the budget, for the objects of its download: at most 512 files at once."""
 
 
 class TreeGetOptions(NamedTuple):

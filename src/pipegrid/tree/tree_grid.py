@@ -146,11 +146,9 @@ class Trees:
             problem: called with the path of an entry that was left out, and the error.
             done: called with the path of a file or link, ``fetched``, ``present`` or ``link``, and its size.
             into: the directory above the target, or the target itself: nothing is written outside of it.
-            waiting: called with a sentence when too few servers are reachable; with None when the run
-                continues.
+            waiting: called with a sentence when too few servers are reachable; then with None.
             modes: the mode bits to set: ``umask``, ``stored`` or ``exact``; see ``file_metadata.Modes``.
-            max_paths: maximum of files, directories and links, by default a million; a small tree can have
-                more.
+            max_paths: maximum of files, directories and links; by default a million.
             not_kept: called with the path of an entry that did not get its mode or time, and the reason.
             extended, not_restored: see ``TreeGetOptions`` and ``TreeGetReports``.
             wants: called with a path and whether it is a directory; returns whether it is fetched.

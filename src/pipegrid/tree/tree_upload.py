@@ -282,10 +282,7 @@ run waited for servers without success: then the grid is at fault, not the files
 """
 
 _LARGE_DIRECTORY = 1000
-"""
-Directories with at least this many entries are packed in a thread; packing 50 entries takes about a
-millisecond.
-"""
+"""Directories with at least this many entries are packed in a thread; packing 50 entries takes about 1 ms."""
 
 
 class TreeUpload:

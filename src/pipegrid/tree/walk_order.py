@@ -156,10 +156,7 @@ _UNREAD_BYTES = 1 << 20
 """The assumed memory of a directory whose size is unknown."""
 
 _EXPANSION = 6
-"""
-The assumed memory of a directory before it is read is its packed size times this factor; an entry has about
-300 packed bytes.
-"""
+"""Assumed memory of an unread directory: its packed size times this; entries pack into some 300 bytes."""
 
 
 def _expected_bytes(cap: DirectoryCap) -> int:

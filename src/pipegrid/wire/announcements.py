@@ -41,17 +41,11 @@ it, even the first shares can be sent in a bundle.
 """
 
 MAX_MESSAGE_BYTES = 32 << 10
-"""
-The maximum size of a signed announcement. Usual ones have about 1 KB, or a few KB with certificates of
-several grid managers.
-"""
+"""Maximum size of a signed announcement. Most have about 1 KB, or a few KB with several certificates."""
 MAX_SERVERS = 4096
 MAX_ID_CHARACTERS = 256
 MAX_KEPT_BYTES = 3584
-"""
-The maximum size of an announcement's kept fields, as JSON; the fields of ``MAX_SERVERS`` announcements then
-fit into a file of 16 MiB.
-"""
+"""Maximum size of an announcement's kept fields as JSON: ``MAX_SERVERS`` of them fit into 16 MiB."""
 _MAX_NICKNAME_CHARACTERS = 100
 _MAX_ADDRESSES = 16
 

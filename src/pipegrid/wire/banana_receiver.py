@@ -29,10 +29,7 @@ ERROR, PING, PONG = range(0x8D, 0x90)
 
 FLOAT_BYTES = 8
 MAX_NUMBER_BITS = 63
-"""
-The maximum length of a token's number, in bits (nine bytes). The number is a length, a count, or an integer
-below 2^31.
-"""
+"""Maximum length of a token's number in bits (nine bytes): a length, a count, or an integer below 2^31."""
 
 
 class LimitExceeded(BananaError):
@@ -339,19 +336,13 @@ TOKEN_COST = 128
 """Bytes of memory that a token takes without its body; a tuple of a number and a string has four tokens."""
 
 FIRST_COST = 4096
-"""
-The allowance of a message as long as its kind is not known. Calls of the tub itself, such as getReference,
-take some 2000.
-"""
+"""Allowance of a message of a kind not yet known. Calls of the tub, such as getReference, take some 2000."""
 
 CALL_COST = 64 * 1024
 """The default allowance of a call by the other end to an object of ours."""
 
 ANSWER_COST = 32 * 1024
-"""
-The allowance of an answer, unless the call sets another one. A failure has up to 5 KB of text, in some 60
-tokens.
-"""
+"""Allowance of an answer, unless the call sets another; a failure has up to 5 KB of text in 60 tokens."""
 
 MAX_SMALL_TOKENS = 100_000
 """
@@ -361,10 +352,7 @@ announcements have 25,000.
 """
 
 TOKEN_BYTES = 100
-"""
-For each this many bytes of bodies, a message may have one more token: the five tokens of a block of an MDMF
-share have at least 531 bytes.
-"""
+"""Bytes of bodies per additional token of a message; an MDMF block has five tokens in at least 531 bytes."""
 
 MAX_TOKENS = MAX_SMALL_TOKENS + 5 * MAX_FOOLSCAP_WRITES
 
@@ -391,19 +379,13 @@ class Bounds:
 
 
 MAX_DEPTH = 10
-"""
-The maximum depth of nested objects. The deepest message has six: a call, its arguments, a dictionary, a
-triple, a list, a quadruple.
-"""
+"""Maximum depth of nested objects. The deepest message has six, from its call to a quadruple in a list."""
 
 MAX_INTEGER_BYTES = 9
 """The maximum length of an integer: Tahoe-LAFS sends 2^64 for unknown free space, which has nine bytes."""
 
 MAX_CALLS = 128
-"""
-The maximum number of calls from the other end that are running or queued; Tahoe-LAFS sends a hundred writes
-at once.
-"""
+"""Maximum number of the other end's calls that are running or queued; Tahoe-LAFS sends 100 writes at once."""
 
 TURN_CALLS = 8
 _TYPES = {code: bytes((code,)) for code in range(0x81, 0x90)}

@@ -44,10 +44,7 @@ KEPT_BYTES = 256
 KEPT_PLACE_BYTES = 120
 """The memory that the placeholder of a byte string in the file takes, including the decoded placeholder."""
 VIEW_TAG = 0x70676264
-"""
-The tag of placeholders. It is encoded in five bytes, which is rejected in input: no tag of the protocols
-needs five bytes.
-"""
+"""Tag of placeholders, encoded in five bytes. Input with such a tag is rejected: no protocol needs one."""
 
 _SET_TAG = 258
 _UINT, _INT, _BYTES, _TEXT, _ARRAY, _MAP, _TAG, _SIMPLE = range(8)

@@ -405,15 +405,9 @@ FLUSH_S = 1.0
 """The time that a stopped tub waits for the kernel to accept the written bytes."""
 
 MAX_UNREAD = 1000
-"""
-The maximum number of consecutive answers that the other end has not read; a peer that only releases
-references gets few answers.
-"""
+"""Maximum number of successive answers not read by the peer; one that only releases references gets few."""
 MAX_UNSENT_BYTES = 16 << 20
-"""
-The maximum of bytes that wait to be sent when ``MAX_UNREAD`` is exceeded; the window of our own calls is far
-smaller.
-"""
+"""Maximum bytes waiting to be sent when ``MAX_UNREAD`` is exceeded; our calls' window is far smaller."""
 
 _VALID = timedelta(days=3650)
 
@@ -599,9 +593,7 @@ def _make_pem() -> bytes:
 # it sends.
 
 MAX_CALL_BYTES = 128 * 1024
-"""
-The maximum total length of a call's strings; for longer strings the cost of the encoding does not matter.
-"""
+"""Maximum total length of a call's strings; for longer strings the cost of the encoding does not matter."""
 
 _END_OF_SMALL = 1 << 31
 

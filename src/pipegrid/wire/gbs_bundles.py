@@ -31,10 +31,7 @@ MAX_UPLOADS = 128
 MAX_SHARES = 128
 """The maximum number of shares in one bundle: each share is an open file until it is durable."""
 MAX_NUMBERS = 512
-"""
-The maximum number of shares to allocate in one bundle: each is a file that the server creates before it
-serves other clients.
-"""
+"""Maximum number of shares per bundle: the server creates a file for each before it serves other clients."""
 
 _BUNDLE_ITEMS = 1 + 9 * MAX_UPLOADS + MAX_NUMBERS + 2 * MAX_SHARES
 _ANSWER_ITEMS = 1 + MAX_UPLOADS * (4 + 2 * MAX_SHARE_NUMBERS) + 2 * MAX_SHARES
@@ -245,9 +242,7 @@ def _numbers(value: Any, where: str) -> frozenset[int]:
 # Bundles of reads.
 
 MAX_READS = 64
-"""
-The maximum number of reads in one bundle: each opens a file, during which the server serves no other client.
-"""
+"""Maximum number of reads in one bundle: each opens a file, during which no other client is served."""
 MAX_READ_BYTES = 256 * 1024
 """The maximum number of bytes that one bundle of reads asks for."""
 _LEAST_READ_BYTES = 128 * 1024

@@ -36,10 +36,7 @@ MAX_READS = 30
 
 _SHARE_ITEMS = 9 + 7 * MAX_SHARE_TESTS + 5 * MAX_SMALL_WRITES
 MAX_SMALL_ITEMS = 10 + _SHARE_ITEMS * MAX_SHARE_NUMBERS + 5 * MAX_READS
-"""
-The maximum number of items in a request without blocks: all shares, each with the maximum number of tests and
-small writes.
-"""
+"""Maximum number of items in a request without blocks: all shares, each with all tests and small writes."""
 MAX_REQUEST_ITEMS = MAX_SMALL_ITEMS + 5 * MAX_BLOCK_WRITES
 ITEM_BYTES = 80
 """The memory in bytes that each item takes, without its content; 51 to 79 were measured."""

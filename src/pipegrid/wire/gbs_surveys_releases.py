@@ -23,10 +23,7 @@ from pipegrid.wire.storage_messages import (
 )
 
 MAX_QUESTIONS = 64
-"""
-The maximum number of questions in one survey: a question with a lease takes up to 0.2 ms, and the server
-serves no other client meanwhile.
-"""
+"""Maximum number of questions in a survey: one with a lease takes up to 0.2 ms, while other clients wait."""
 MAX_SAMPLES = 4
 """The maximum number of samples for one file."""
 MAX_SAMPLE_BYTES = 2048

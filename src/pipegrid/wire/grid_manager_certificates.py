@@ -23,10 +23,7 @@ CERTIFICATES = "grid-manager-certificates"
 MAX_CERTIFICATES = 16
 """The maximum number of a server's certificates that are verified: those that are valid longest."""
 MAX_READ_CERTIFICATES = 128
-"""
-The maximum number of a server's certificates that are read; a server that keeps expired certificates
-announces many.
-"""
+"""Maximum number of certificates read from a server; one that keeps expired certificates announces many."""
 MAX_CERTIFICATE_CHARACTERS = 512
 """The maximum length of a certificate; usual certificates have 130 characters."""
 MAX_FILE_BYTES = 4096

@@ -16,10 +16,7 @@ from pipegrid.errors import ServerError
 UNKNOWN_PROTOCOL = (
     "no version of the storage protocol that is known here, though perhaps to a newer PipeGrid"
 )
-"""
-The error for a server's version message that lists only unknown protocols; the text follows "it answered
-with".
-"""
+"""Error for a server's version message that lists only unknown protocols; follows "it answered with"."""
 
 
 class ServerIdentity(NamedTuple):
@@ -105,10 +102,7 @@ class Released(NamedTuple):
 
 
 MAX_RELEASES = 64
-"""
-The maximum number of releases in one request: each takes up to a millisecond, and the server serves other
-clients in between.
-"""
+"""Maximum releases per request. Each takes up to a millisecond; other clients are served in between."""
 
 
 class LeaseRelease(NamedTuple):
@@ -257,10 +251,7 @@ with a write for each segment of 128 KiB. So this number allows a file of 32 GiB
 client holds in memory.
 """
 MAX_FOOLSCAP_WRITES = 65_536
-"""
-The maximum number of block writes in one call over Foolscap, where all of a call is in memory: a file of 8
-GiB.
-"""
+"""Maximum number of block writes in one Foolscap call, which is all in memory: enough for a file of 8 GiB."""
 BLOCK_WRITE_BYTES = 512
 """
 The minimum size of a block write: with k = 255 a block has 515 bytes, and its salt 16. So the cost of a call

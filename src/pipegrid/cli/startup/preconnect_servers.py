@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 # Sockets and TLS are imported only if an address is found: a grid on this machine needs neither.
 
 _SETTING_MARKS = (CONNECTIONS.encode(), b"\\")
-"""
-Bytes whose presence means that the file may set connections; a backslash counts, since an escape can encode
-any character.
-"""
+"""A file that contains one of these may set connections; a backslash escape can encode any character."""
 
 _MOST_BYTES = 64 << 10
 """The largest file that is read; a larger one has more servers than connections are opened in advance."""

@@ -101,10 +101,7 @@ def _xored(key: bytes, value: int) -> bytes:
 # not JSON. Only an entry without a name is an error, since no directory has one.
 
 MAX_DIRECTORY_BYTES = 64 << 20
-"""
-The largest directory in bytes, about that of 200,000 children. There is a limit since a directory is read,
-held and written as a whole.
-"""
+"""Largest directory in bytes, about 200,000 children: directories are read, held and written as a whole."""
 
 MAX_ENTRIES = 1 << 20
 
@@ -114,9 +111,7 @@ MAX_METADATA_BYTES = 1 << 16
 MAX_METADATA_DEPTH = 100
 
 MEMORY_MULTIPLE = 32
-"""
-An unpacked directory takes at most this many times its packed bytes in memory; most for the shortest entries.
-"""
+"""An unpacked directory takes at most this many times its packed bytes in memory; most for short entries."""
 
 
 class LazyEntry(NamedTuple):
@@ -349,16 +344,11 @@ def is_time(value: object) -> TypeGuard[float]:
 # so ``content_if_applied`` checks this first.
 
 MAX_NAME_BYTES = 32 << 10
-"""
-The maximum length of a name that is written, in bytes of UTF-8. Listing a directory with a longer name fails.
-"""
+"""The maximum length of a written name, in bytes of UTF-8. Listing a directory with a longer name fails."""
 
 
 MAX_CHILDREN = 200_000
-"""
-The maximum number of children after an edit, since listing a directory with more fails. A directory that has
-more already can only lose some.
-"""
+"""Maximum number of children after an edit: listing more fails. Larger directories can only lose some."""
 
 
 _READ_ONLY, _IMMUTABLE = "ro.", "imm."

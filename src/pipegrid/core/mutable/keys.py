@@ -25,10 +25,7 @@ _SIGNATURE_SALT_BYTES = 32
 _EXPONENT = 65537
 
 PUBLIC_KEY_BYTES = (292, 294)
-"""
-The possible lengths of an RSA-2048 public key in DER. Writers before 2019 used the exponent 17, which takes
-two bytes fewer.
-"""
+"""Possible lengths of an RSA-2048 public key in DER; exponent 17, used before 2019, takes two bytes fewer."""
 
 MAX_PRIVATE_KEY_BYTES = 1280
 """PKCS#8 takes 1214 to 1220 bytes for RSA-2048; longer keys are not read."""

@@ -35,10 +35,7 @@ HEADER_BYTES = {Format.SDMF: 107, Format.MDMF: 123}
 MAX_HEADER_BYTES = 123
 
 MDMF_DATA_OFFSET = 2167
-"""
-Where MDMF blocks start: after space for the largest keys, the largest signature, and the share hash chain of
-255 shares.
-"""
+"""Where MDMF blocks start: after space for the largest keys, signature, and hash chain (of 255 shares)."""
 
 
 class Sections(NamedTuple):

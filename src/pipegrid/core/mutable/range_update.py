@@ -30,10 +30,7 @@ from pipegrid.core.spans import Range, Spans
 from pipegrid.errors import CorruptionError, UsageError
 
 MAX_GROWING_SEGMENTS = 1 << 20
-"""
-The maximum number of segments to which a file can grow: all leaves of each share's block hash tree have to be
-read.
-"""
+"""Maximum number of segments to which a file can grow: all leaves of each block hash tree have to be read."""
 
 
 class RangeUpdate:

@@ -45,10 +45,7 @@ _BCRYPT_BYTES = 72
 """Number of bytes of a password that bcrypt uses; it ignores the rest."""
 
 _MAX_COST = 16
-"""
-Maximum cost of a bcrypt hash: above this, checking one password takes longer than five seconds and delays
-others.
-"""
+"""Maximum cost of a bcrypt hash: above this, checking one password takes over 5 seconds and delays others."""
 
 _SHA = b"{SHA}"
 _OTHER_SIGNS = "@._-"

@@ -37,10 +37,7 @@ from pipegrid.gateway.web_api.download_turns import PacedDownload
 from pipegrid.tree.tree_grid import Grid
 
 MAX_OBJECT_BYTES = 1 << 30
-"""
-Maximum size of an object: restic's packs have 16 MiB, or up to 128 if so configured, its largest index about
-30.
-"""
+"""Maximum size of an object: restic's packs have 16 MiB, or up to 128 if configured, its index about 30."""
 
 _OBJECT_TYPE = "application/octet-stream"
 _LOOPBACK = ("127.", "::1", "::ffff:127.")

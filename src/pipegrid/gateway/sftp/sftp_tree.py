@@ -91,9 +91,7 @@ def name_for_client(name: str) -> bytes | None:
 # Lookup of paths.
 
 PAGE_BYTES = 120 << 10
-"""
-Maximum size of one reply with a directory's entries: sshfs disconnects after a reply of more than 128 KiB.
-"""
+"""Maximum size of one reply with directory entries: sshfs disconnects after a reply of more than 128 KiB."""
 
 _ANY_TIME = float("inf")
 

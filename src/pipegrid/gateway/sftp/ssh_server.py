@@ -72,9 +72,7 @@ MOST_PASSWORDS = 5
 """Maximum number of passwords that a client may try per connection."""
 
 FAILURES, FAILURE_S = 20, 6.0
-"""
-Maximum number of wrong passwords from one address, and the seconds after which one of them is forgotten.
-"""
+"""Maximum number of wrong passwords from one address, and the seconds after which one is forgotten."""
 
 _MOST_ADDRESSES = 1000
 
@@ -90,10 +88,7 @@ SMALL_WINDOW_BYTES = 256 << 10
 _PACKET_BYTES = 32 << 10
 _LEAST_PACKET_BYTES = 1024
 _LOGIN_BUFFER_BYTES = 40_000
-"""
-Maximum of received bytes that wait before the login; SSH requires that servers accept packets nearly this
-long.
-"""
+"""Maximum received bytes that wait before the login; SSH servers must accept packets nearly this long."""
 
 _BUFFER_BYTES = 320 << 10
 STALLED_S = 600.0

@@ -56,10 +56,7 @@ class ApiRequest:
 
 
 Handler = Callable[[ApiRequest, FoundObject], Awaitable[HttpResponse | None]]
-"""
-Handles a request for an object, and returns the response; None: it has written and finished the response
-itself.
-"""
+"""Handles a request for an object; returns the response, or None if the handler has finished it itself."""
 
 Answerer = Callable[[ApiRequest], Coroutine[Any, Any, HttpResponse | None]]
 """Handles a request that is not for an object; returns what a ``Handler`` returns."""

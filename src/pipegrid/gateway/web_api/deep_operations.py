@@ -43,10 +43,7 @@ from pipegrid.tree.walk import Met, TreePath, TreeStats, Unreadable, walk
 # checked again at the end, and both are reported.
 
 MAX_ERRORS = 100
-"""
-Maximum number of errors that are listed, and of objects that are checked again; further errors are only
-counted.
-"""
+"""Maximum number of errors listed, and of objects checked again; further errors are only counted."""
 
 STATS_VERSION = 1
 

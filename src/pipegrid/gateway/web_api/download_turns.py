@@ -25,10 +25,7 @@ SMALL_BYTES = 256 << 10
 """A download of up to this length needs no turn."""
 
 TURN_S = 2.0
-"""
-Minimum duration of a turn while other downloads wait; also how long the client may read nothing before it
-loses the turn.
-"""
+"""Minimum duration of a turn while others wait; a client that reads nothing for this long loses its turn."""
 
 LONGEST_TURN_S = 120.0
 """

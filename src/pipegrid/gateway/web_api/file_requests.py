@@ -44,9 +44,7 @@ CONTENT_POLICY = (
     "sandbox; default-src 'none'; img-src 'self' data:; media-src 'self' data:; "
     "style-src 'unsafe-inline'"
 )
-"""
-Content policy of stored files: scripts in a file cannot run, and the file can neither load nor send anything.
-"""
+"""Content policy of stored files: scripts cannot run, and a file can neither load nor send anything."""
 
 
 _IN_PAGES = frozenset(

@@ -32,10 +32,7 @@ DAY_S = 86_400.0
 MAX_RETAIN_S = 30 * DAY_S
 MAX_HANDLE_LENGTH = 1000
 LONG_HANDLE = 20
-"""
-Number of characters from which a handle cannot be guessed; ``tahoe`` chooses 26 characters from an alphabet
-of 32.
-"""
+"""Number of characters from which a handle cannot be guessed; ``tahoe`` chooses 26 from an alphabet of 32."""
 
 log = Logger()
 

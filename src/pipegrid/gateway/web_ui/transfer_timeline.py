@@ -139,9 +139,7 @@ LEAST_WIDTH = 0.004
 """Minimum width of a bar, as a fraction of its row; bursts that are closer together share one bar."""
 
 MOST_LISTED = 120
-"""
-Maximum number of bursts in the table, for all servers together; beyond it, neighbouring bursts are joined.
-"""
+"""Maximum bursts in the table, for all servers together; beyond it, neighbouring bursts are joined."""
 
 
 @attrs.frozen

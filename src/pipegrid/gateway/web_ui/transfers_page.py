@@ -107,9 +107,7 @@ def transfer_page(record: TransferRecord) -> HttpResponse:
 # batch together. The name of a batch is random, since any client that knows it can read the progress.
 
 MOST_UPLOADS = 1000
-"""
-Maximum number of uploads whose progress is recorded at the same time; further uploads are stored as well.
-"""
+"""Maximum number of uploads whose progress is recorded at once; further uploads are stored as well."""
 
 _NAME = re.compile(r"([A-Za-z0-9_-]{16,64})\.([0-9]{1,9})\Z")
 

@@ -25,10 +25,7 @@ KEEPALIVE_S = 120
 """A client that is silent for this time gets a PING; after twice this time its connection is closed."""
 
 MAX_REMEMBERED = 4096
-"""
-The most tubs whose connections are counted. Foolscap uses the counts to tell an old connection of a tub from
-a new one.
-"""
+"""The most tubs whose connections are counted; Foolscap tells old from new connections by the counts."""
 
 
 class ServedObject(Protocol):

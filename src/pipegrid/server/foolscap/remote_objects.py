@@ -120,9 +120,7 @@ Vectors = tuple[list[tuple[int, int, bytes, bytes]], list[tuple[int, bytes]], in
 
 UPLOAD_SECRET_BYTES = 32
 MAX_READ_BYTES = 64 << 20
-"""
-The most bytes in one answer, which is in memory as a whole; clients usually request one block at a time.
-"""
+"""The most bytes in one answer, which is in memory as a whole; clients usually request a block at a time."""
 
 UNKNOWN = Client("unknown")
 

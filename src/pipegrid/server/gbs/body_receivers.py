@@ -30,10 +30,7 @@ from pipegrid.wire.storage_messages import Allocation, UploadSecrets
 # limits the memory of all bodies.
 
 GATHER_BYTES = 128 * 1024
-"""
-How much share data is collected before it is written, unless the request ends; one write replaces about
-eight.
-"""
+"""Share data collected before it is written, unless the request ends; one write replaces about eight."""
 
 log = Logger()
 

@@ -49,10 +49,7 @@ memory, and unauthenticated clients may send only a few.
 """
 UNAUTHENTICATED_RECEIVE_BYTES = 4 * 1024
 RECEIVE_BYTES = 64 * 1024
-"""
-The most bytes read from the socket at once; each of a thousand clients that do not read answers may make this
-much wait in memory.
-"""
+"""Maximum bytes read at once from the socket; so many may wait for each client that reads no answers."""
 BULK_RECEIVE_BYTES = 128 * 1024
 """
 The most bytes read from the socket at once within a long body, which is written to the disk as it arrives.
@@ -129,10 +126,7 @@ IDLE_TIMEOUT_S = 60.0
 HEAD_TIMEOUT_S = 30.0
 BODY_TIMEOUT_S = 60.0  # for messages; share data must only keep arriving
 BODY_BYTES_PER_S = 1000
-"""
-The lowest rate at which a message may exceed the time limit, since changes of mutable files contain share
-data.
-"""
+"""Lowest rate at which a message may exceed the time limit: changes of mutable files contain share data."""
 STUCK_TIMEOUT_S = 600.0
 CLOSE_TIMEOUT_S = 30.0
 

@@ -106,10 +106,7 @@ class SlotQueue:
 
 
 SPOOL_BYTES = 1 << 20
-"""
-The memory counted for a request on the disk, without its small parts; half of it is for bytes collected for
-the next write.
-"""
+"""Memory counted for a request on the disk, without small parts; half is for collecting the next write."""
 INLINE_ANSWER_BYTES = 64 * 1024
 """Answers longer than this are counted, and sent in pieces."""
 

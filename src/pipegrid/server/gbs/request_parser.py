@@ -24,9 +24,7 @@ llhttp is created, which takes some time.
 
 FEW_CHUNKS = 1000
 LEAST_CHUNK_BYTES = 64
-"""
-The smallest average chunk in a body with many chunks: each chunk takes a microsecond, however small it is.
-"""
+"""Smallest average chunk in a body with many chunks: each chunk takes a microsecond, however small it is."""
 
 
 class Listener(Protocol):

@@ -65,9 +65,7 @@ Only messages of read-test-write can be large.
 """
 LARGE_MESSAGE_BYTES = 1 << 20
 GIVE_BACK_BYTES = 16 << 20
-"""
-After this much message memory was held, and almost all was released, memory is given back to the system.
-"""
+"""After this much message memory was held and almost all was released, memory is given back to the system."""
 SMALL_MESSAGES_BYTES = 32 << 20
 """The part of ``MAX_HELD_BYTES`` that is reserved for messages of up to a megabyte."""
 

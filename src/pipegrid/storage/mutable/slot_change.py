@@ -23,10 +23,7 @@ from pipegrid.storage.share_file import HasRoom
 from pipegrid.wire.storage_messages import LeaseSecrets, ShareChange, SlotSecrets
 
 COPY_LIMIT_BYTES = 4 << 20
-"""
-A container up to this size is copied with the changes, which takes some milliseconds. A longer container is
-changed in place.
-"""
+"""Containers up to this size are copied with the changes, in milliseconds; longer ones change in place."""
 COPY_SUFFIX = ".slot"
 
 

@@ -44,9 +44,7 @@ from pipegrid.wire.storage_messages import (
 )
 
 MAX_READ_BYTES = 64 << 20
-"""
-The maximum number of bytes in one response, which is held in memory, even if a read vector repeats a range.
-"""
+"""Maximum number of bytes in one response, which is held in memory, even if a read vector repeats a range."""
 MAX_READS = 4096
 """The maximum number of reads in one vector; clients send one or two for each share."""
 

@@ -593,10 +593,7 @@ _FORBIDDEN = frozenset(
 """Errors which mean that unnamed files cannot be used at all. Other errors mean that the disk fails now."""
 
 MAX_LEFT = 4096
-"""
-How many names of unfinished uploads are kept in memory. If there are more, the name of each share is looked
-up.
-"""
+"""Maximum names of unfinished uploads in memory. If there are more, the name of each share is looked up."""
 
 
 class WholeShare(IncomingShare):

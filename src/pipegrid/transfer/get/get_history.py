@@ -16,10 +16,7 @@ running downloads, each new one asks for lists, so that wrong guesses are notice
 """
 
 RIGHT_TIMES = 4
-"""
-Lists are left out if at most one in this many guesses is wrong. With lists, a small file costs several times
-as much as its bytes alone.
-"""
+"""Lists are left out if at most one in this many guesses is wrong: a small file costs far more with them."""
 
 _REMEMBERED = 16
 

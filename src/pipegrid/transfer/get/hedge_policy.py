@@ -162,10 +162,7 @@ class HedgedRead:
 EVERYTHING = 1 << 62
 
 RACE_BYTES = 1 << 20
-"""
-How many bytes beyond the next block are requested of a share that was added later: enough for 80 Mbit/s at a
-round-trip time of 100 ms.
-"""
+"""Bytes requested beyond the next block of a share added later: 80 Mbit/s at a round-trip time of 100 ms."""
 
 PROBE_BYTES = 1 << 16
 PROBE_SHARE = 64
@@ -179,10 +176,7 @@ NARROW_PROBE_BYTES = 1 << 13
 """Least size of all probes together on a link that is known to be narrow."""
 
 BURSTS = 8
-"""
-Divisor for the time to wait for a primary on a narrow link: the transfer time of the range is divided by this
-number.
-"""
+"""Divisor for the wait for a primary on a narrow link: the range's transfer time is divided by this."""
 
 HEDGES = 2
 """

@@ -18,9 +18,7 @@ from pipegrid.core.stream_cipher import StreamCipher
 from pipegrid.transfer.get.sink import PresentBytes
 
 ReadHere = Callable[[int, int], bytes]
-"""
-A function of an offset and a length: returns bytes of the part file, fewer at its end. Called in any thread.
-"""
+"""A function of offset and length: returns bytes of the part file, fewer at its end. Called in any thread."""
 
 CHECK_AHEAD_BYTES = 256 << 20
 """

@@ -33,9 +33,7 @@ from pipegrid.wire.storage_messages import ServerIdentity
 # deliver earlier segments, to replace a share that failed.)
 
 STREAM_BYTES = 1 << 18
-"""
-Spans longer than this are streamed: their bytes can be used, and the server can be paused, while they arrive.
-"""
+"""Longer spans are streamed: their bytes can be used, and the server can be paused, while they arrive."""
 
 
 TakeBytes = Callable[[bytes], bytes]

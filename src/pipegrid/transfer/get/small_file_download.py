@@ -44,10 +44,7 @@ from pipegrid.transport.interface import read_small
 # coroutine per step would take a considerable part of the time.
 
 BUSY_READS = 64
-"""
-A server is not asked first if its unanswered reads exceed this number plus twice those of the next server in
-the ring.
-"""
+"""A server is not asked first if its unanswered reads exceed this plus twice those of the next server."""
 
 BUSY_TIMES = 100
 """

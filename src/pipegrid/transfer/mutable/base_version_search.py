@@ -155,10 +155,7 @@ def _is_older(head: bytes, version: Version) -> bool:
 # unfinished.
 
 REFUSAL_BYTES = 4000
-"""
-Number of bytes of each share that the response to a write contains: with these a refused writer of a small
-file needs no query.
-"""
+"""Bytes of each share in the response to a write: a refused writer of a small file then needs no query."""
 
 
 Redo = Callable[[bytes, bytes, bytes], bytes | None]

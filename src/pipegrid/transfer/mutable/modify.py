@@ -118,10 +118,7 @@ ContentEdit = Callable[[bytes], bytes]
 """Maps the old content to the new one; equal content is not written. It may be applied more than once."""
 
 REMEMBERED_TRIES = 8
-"""
-Maximum number of uncertain writes of one change that are kept, to recognize their contents when a later query
-reads them.
-"""
+"""Maximum number of uncertain writes kept for one change, to recognize their contents in a later query."""
 
 
 class Modification:

@@ -27,10 +27,7 @@ from pipegrid.transfer.server_space import Capacity
 
 SHARES_AT_ONCE = 8
 SEGMENTS_AT_ONCE = 64
-"""
-Number of segments of each share that are verified at the same time; for MDMF segments of 128 KiB at 3-of-10
-these take 3 MB.
-"""
+"""Number of segments per share that are verified at once: 3 MB for MDMF segments of 128 KiB at 3-of-10."""
 LEASES_AT_ONCE = 100
 LOOKS = 3
 """Maximum number of queries for a file that changes while it is checked."""

@@ -177,10 +177,7 @@ ContentOfKey = Callable[[bytes], bytes]
 """Maps the write key of a new file to its content; needed for a directory with children."""
 
 READ_ATTEMPTS = 3
-"""
-Maximum number of attempts to read a version that is overwritten meanwhile; there is no retry once a byte was
-passed on.
-"""
+"""Maximum number of attempts to read a version that is being overwritten; none once a byte was passed on."""
 
 
 @attrs.frozen

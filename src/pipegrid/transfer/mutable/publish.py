@@ -47,21 +47,13 @@ from pipegrid.wire.storage_messages import ShareChange
 # Source: the format reference for mutable files, section 6.
 
 ExpectedHeads = dict[Peer, dict[int, bytes | None]]
-"""
-Maps a server and a share number to the first bytes that the share must have; None: the share must not exist.
-"""
+"""Maps a server and share number to the share's required first bytes; None: the share must not exist."""
 
 MAX_MESSAGE_BYTES = 64 << 20
-"""
-Maximum number of bytes of share data in one request; a server that gets more data of a large file gets
-several requests.
-"""
+"""Maximum number of bytes of share data in one request; more data for a server takes several requests."""
 
 JOINED_PIECES = 4
-"""
-A write of more pieces than this is joined into one piece, since servers limit the number of pieces in a
-request.
-"""
+"""A write of more pieces than this is joined into one piece, since servers limit the pieces in a request."""
 
 
 class PublishOutcome:

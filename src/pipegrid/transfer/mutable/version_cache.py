@@ -55,15 +55,9 @@ from pipegrid.transfer.peers import Peer, server_ids
 MAX_FILES = 10_000
 MAX_IN_MEMORY = 1000
 MAX_BEGUN = 8
-"""
-Maximum number of versions of one file, whose write was begun and not confirmed, that are distinguished from
-other clients' versions.
-"""
+"""Maximum number of a file's begun, unconfirmed versions that are distinguished from other clients' ones."""
 MAX_CONTENT_BYTES = 8 << 20
-"""
-Largest content that is kept in memory, so that a change need not read it again: a directory with some 25,000
-children.
-"""
+"""Largest content kept in memory, to save reading it before a change: a directory with 25,000 children."""
 MAX_CONTENTS_BYTES = 32 << 20
 _MAX_FILE_BYTES = 64 << 10
 _MAX_COPIES = 1024

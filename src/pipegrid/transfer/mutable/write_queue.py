@@ -29,10 +29,7 @@ MAX_JOINED = 100_000
 """Maximum number of waiting edits of one file; only a caller that does not wait for its edits exceeds it."""
 
 MAX_PARSED_BYTES = 32 << 20
-"""
-Maximum memory of all parsed contents that are kept, so that the next change of these files need not parse
-them.
-"""
+"""Maximum memory of kept parsed contents, which the next change of the file need not parse again."""
 
 Merge = Callable[[Sequence[bytes]], bytes]
 

@@ -15,9 +15,7 @@ from pipegrid.errors import UsageError
 AskFirst = Literal["auto", "always", "never"]
 
 REMEMBERED = 16
-"""
-Number of consecutive puts that must find no share on an unexpected server before puts stop asking first.
-"""
+"""How many consecutive puts must find no share on an unexpected server before puts stop asking first."""
 
 SMALL_BYTES = 64 << 10
 """
@@ -26,10 +24,7 @@ all but the last byte is sent while the put waits for responses.
 """
 
 SLOW = 2.0
-"""
-A put stops waiting for the remaining responses after this many times the time that most servers took to
-respond.
-"""
+"""A put stops waiting for the remaining responses after this many times the response time of most servers."""
 
 GRACES = 5.0
 """

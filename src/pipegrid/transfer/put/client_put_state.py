@@ -29,10 +29,7 @@ from pipegrid.transfer.time_limits import CallTimeout
 # since existing shares count. If the existing shares do not suffice, the put fails.
 
 FULL_S = 5.0
-"""
-How many seconds a refusal is remembered. One put every 5 s that fails costs little, and free space is found
-soon.
-"""
+"""How many seconds a refusal is remembered. One failed put every 5 s is cheap, and finds free space soon."""
 
 
 ASK_S = 5.0

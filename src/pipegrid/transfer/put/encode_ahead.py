@@ -33,10 +33,7 @@ _CODING_WEIGHT = 8
 """Encoding a segment processes about eight times its bytes."""
 
 DEPTH = 3
-"""
-Maximum number of segments between reader and sender: two being encoded on two cores, and one that is finished
-or next.
-"""
+"""Maximum number of segments between reader and sender: two being encoded, one that is finished or next."""
 
 
 class EncodeAhead:

@@ -175,7 +175,7 @@ def _hash_slice(source: Source, hasher: TaggedHasher, start: int, length: int) -
 # without a new time stamp. Otherwise anyone who compares the two ciphertexts could learn about both contents.
 # The cost is one more reading of the file, the same as for a convergent key.
 #
-# **What a note reveals.** A reader who has the note and the file's content can derive the file's key and cap,
+# **What a note reveals.** With the note and the file's content, a reader can derive the file's key and cap,
 # and so prove that the file was stored. Without the content the note reveals nothing. The client's own user
 # and root can read the note; they can also read the client's secrets, and usually the file. If they guess
 # path, size and time, the note's name shows that a put of such a file was begun and not finished. A note is
@@ -199,9 +199,7 @@ _MAGIC = "pipegrid unfinished put 1"
 _MAX_BYTES = 1000
 _ASIDE = ".damaged"
 _TRIES = 4
-"""
-Maximum number of attempts to open a note: a put that ends may remove the note while another process opens it.
-"""
+"""Maximum attempts to open a note: a put that ends may remove the note while another process opens it."""
 
 
 class KeyNote:

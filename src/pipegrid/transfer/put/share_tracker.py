@@ -22,10 +22,7 @@ from pipegrid.transfer.results import Progress, ProgressReport
 _NONE: Mapping[int, Peer] = {}
 
 FORGET_S = 2.0
-"""
-Maximum number of seconds to wait for servers to abort shares; a server drops an unfinished share by itself
-after half an hour.
-"""
+"""Maximum seconds to wait for servers to abort shares; they drop unfinished shares after half an hour."""
 
 
 class ActiveShares:

@@ -34,9 +34,7 @@ SourceLike = Union[
     "IBodyProducer",
     "IResponse",
 ]
-"""
-A path, bytes, a binary file object, or an object whose bytes arrive through the reactor (``async_source``).
-"""
+"""A path, bytes, a binary file object, or an object whose bytes arrive via the reactor (``async_source``)."""
 
 KINDS = "bytes, a path, a file opened in binary mode, an async iterator, an IBodyProducer or an IResponse"
 

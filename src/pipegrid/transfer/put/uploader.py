@@ -105,10 +105,7 @@ _OVERHEAD_BYTES = 64 << 10
 """Memory for the objects of even the smallest upload."""
 
 _OPEN_FILES = 64
-"""
-Maximum number of files that are open for reading at the same time; some systems give a process 256
-descriptors.
-"""
+"""Maximum number of files open for reading at the same time; some systems give a process 256 descriptors."""
 
 
 class Uploader:

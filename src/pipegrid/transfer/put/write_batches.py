@@ -37,10 +37,7 @@ from pipegrid.wire.storage_messages import WriteAnswer
 # connection. So over Foolscap only bytes that this process sent are skipped.
 
 MAX_GAPS = 256
-"""
-Maximum number of gaps in a response that is used; an interrupted share leaves only a few gaps, even after
-several resumed puts.
-"""
+"""Maximum gaps in a response that is used; interrupted shares have few, even after several resumed puts."""
 
 NO_SEGMENTS = range(0)
 

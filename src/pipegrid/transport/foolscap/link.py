@@ -53,10 +53,7 @@ from pipegrid.wire.server_address import Furl
 MAX_SHARE_NUMBER = 255
 
 READ_PIECE_BYTES = 16 << 20
-"""
-The maximum size of a read in one call. A longer read takes several calls, since a message is in memory as a
-whole, at both ends.
-"""
+"""Maximum size of a read in one call. Longer reads take several: both ends hold whole messages in memory."""
 
 SLOWEST_BYTES_PER_S = 2000
 """
@@ -335,10 +332,7 @@ def in_pieces(offset: int, length: int) -> list[tuple[int, int]]:
 # is closed.
 
 MAX_HINTS = 16
-"""
-The maximum number of a server's addresses that are tried. Foolscap connects to all at once, and an
-announcement may contain hundreds.
-"""
+"""Maximum number of a server's addresses to try. Foolscap tries all at once, and there may be hundreds."""
 
 RECEIVE_BYTES = 256 * 1024
 """The maximum number of bytes in one read from the socket."""

@@ -22,16 +22,10 @@ from pipegrid.wire.storage_messages import Allocation, LeaseSecrets, Shares, Sto
 T = TypeVar("T")
 
 CROWD = 8
-"""
-Foolscap is used while at least this many uploads or leases are pending at one server.
-``SmallFileCapacity.FEW`` allows fewer.
-"""
+"""Minimum pending uploads or leases at one server to use Foolscap. ``SmallFileCapacity.FEW`` allows fewer."""
 
 AGAIN_S = 60.0
-"""
-How long only HTTPS is used after a Foolscap connection failed or was lost. Also how long an expected crowd
-(many small objects) counts.
-"""
+"""How long to use only HTTPS after a Foolscap connection failed, and how long an expected crowd counts."""
 
 SOON_S = 3.0
 """

@@ -53,10 +53,7 @@ A server usually has at most this many shares of a file. So the response to a re
 this many times the bytes read from one share.
 """
 SLOWEST_BYTES_PER_S = 2000
-"""
-The lowest rate at which a request's body does not time out: bytes that the kernel has accepted may be in
-flight for long without activity.
-"""
+"""Lowest rate allowed for a request's body: bytes that the kernel accepted may be in flight for long."""
 MAX_SLOT_ANSWER_BYTES = 64 << 20
 """The maximum size of a response to a read-test-write: servers read at most this much at once."""
 ANSWER_QUESTION_BYTES = 12

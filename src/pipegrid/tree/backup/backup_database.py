@@ -119,10 +119,7 @@ VERSION = 2
 COMMIT_ROWS = 200
 COMMIT_S = 1.0
 COMMIT_BYTES = 1 << 20
-"""
-Records are committed after at most about this many bytes of files, so that a killed process loses few of
-them.
-"""
+"""Records are committed after at most about this many bytes of files: a killed process loses few records."""
 
 _FORGET_S = 120 * 86400.0
 """

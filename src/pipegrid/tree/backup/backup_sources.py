@@ -19,10 +19,7 @@ BETWEEN = ", "
 """Separates the directories of one run in the catalogue."""
 
 MAX_ROOT_BYTES = 4096
-"""
-The maximum length of the text that names the directories in the catalogue; further directories are only
-counted.
-"""
+"""Maximum length of the text naming the directories in the catalogue; further ones are only counted."""
 
 
 class BackupDirectories:

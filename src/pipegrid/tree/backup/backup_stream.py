@@ -23,9 +23,7 @@ from pipegrid.tree.tree_upload import FileProgress, TreeCounts, TreeReports, Tre
 from pipegrid.tree.upload_store import KnownObjects
 
 END_S = 2.0
-"""
-How long a command has to end after SIGTERM, before it is killed. The reactor is blocked during this time.
-"""
+"""How long a command has to end after SIGTERM before it is killed. The reactor is blocked in this time."""
 
 
 class BackupStream:

@@ -50,10 +50,7 @@ class EntrySpan(NamedTuple):
 
 
 HistoryVisit = Callable[[TreePath, Sequence[EntrySpan]], bool]
-"""
-Called with a path and its entries in the order of states; returns whether directories at this path are
-entered.
-"""
+"""Called with a path and its entries in the order of states; returns whether to enter directories there."""
 
 DirectorySpans = tuple[tuple[int, int, DirectoryCap], ...]
 

@@ -27,10 +27,7 @@ from pipegrid.tree.backup.catalogue import BackupRun
 
 INDEX_BYTES = 16
 MAX_OBJECTS_BYTES = INDEX_BYTES << 24
-"""
-If ``candidates`` is this large, further objects are not recorded; this takes years of incomplete runs without
-a prune.
-"""
+"""If ``candidates`` is this large, no more objects are recorded: years of incomplete runs without a prune."""
 
 MAX_FORGOTTEN_BYTES = 64 << 20
 _MAX_CATALOGUES_BYTES = 1 << 20

@@ -40,9 +40,7 @@ from pipegrid.tree.walk_order import identity_of
 
 READS_AT_ONCE = 16
 READ_BYTES = 8 << 20
-"""
-Directories that are read at the same time have at most this many bytes in total, unless it is a single one.
-"""
+"""Directories read at the same time have at most this many bytes in total, unless it is a single one."""
 
 _UNREAD_BYTES = 1 << 20
 """The assumed size of a mutable directory, whose real size is not known in advance."""

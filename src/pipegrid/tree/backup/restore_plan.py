@@ -34,10 +34,7 @@ MAX_EXTRAS = 1_000_000
 
 RestoreVerdict = Literal["take", "enter", "leave"]
 RestoreStep = Literal["write", "replace", "compare", "blocked"]
-"""
-``compare``: a file of the same size exists, and is replaced only if its content differs. ``blocked``: an
-existing entry must not be replaced.
-"""
+"""``compare``: replace a file of the same size only if it differs. ``blocked``: an entry must be kept."""
 
 InodeIdentity = tuple[int, int]
 MountIdentity = tuple[int, str]

@@ -34,10 +34,7 @@ from pipegrid.tree.backup.run_times import (
 from pipegrid.tree.grid_paths import names_of, parse_here
 
 AHEAD_S = 3600
-"""
-Clocks of machines that share a catalogue may differ by this many seconds; runs further in the future have a
-wrong time.
-"""
+"""Seconds by which clocks of a catalogue's machines may differ; runs further ahead have a wrong time."""
 
 SHOWN = 8
 """The maximum number of names or runs that a message lists."""
