@@ -15,8 +15,8 @@ SUFFIX = ".prom"
 """The end of the file's name; the node exporter reads no other files."""
 
 METRICS = {
-    "last_run_timestamp_seconds": "When the last run ended, since 1970.",
-    "last_success_timestamp_seconds": "When the last run with exit status 0 ended, since 1970.",
+    "last_run_timestamp_seconds": "When the last run ended, in seconds since 1970.",
+    "last_success_timestamp_seconds": "When the last run with exit status 0 ended, in seconds since 1970.",
     "exit_status": "The exit status of the last run.",
     "duration_seconds": "How long the last run took.",
     "files": "Files in the last run that was stored.",

@@ -435,13 +435,13 @@ def settings_of(
 @click.option(
     "--usage",
     is_flag=True,
-    help="Print how much the shares take, and how much the quota leaves, and exit; a server may be running.",
+    help="Print how much the shares take, and how much the quota leaves, and exit; also while a server runs.",
 )
 @click.option(
     "--client",
     metavar="NAME",
     help="Give a client addresses and a quota of its own, print the addresses, and exit; for a client that "
-    "has them, print them again. A server may be running.",
+    "has them, print them again. Also while a server runs.",
 )
 @click.option(
     "--client-quota",

@@ -113,7 +113,7 @@ def check_packages(
         missing = (each for each in packages if each.digest.hex() not in right)
         while chunk := list(islice(missing, AT_ONCE)):
             if stopped():
-                raise MirrorError("stopped while signatures were checked; run it again")
+                raise MirrorError("stopped while signatures were checked; run the mirror again")
             for each, why in _found(destination, chunk, home):
                 if why:
                     wrong.append((each, why))
@@ -153,7 +153,9 @@ def _run(command: list[str], home: str, refuses: bool = True) -> bytes:
             f"packages cannot be checked, since there is no {command[0]}; install it, or leave out --gpgcheck"
         ) from None
     except subprocess.TimeoutExpired:
-        raise MirrorError(f"{command[0]} took more than {TIMEOUT_S:.0f} s; run it again") from None
+        raise MirrorError(
+            f"{command[0]} took more than {TIMEOUT_S:.0f} s; run the mirror again"
+        ) from None
     if done.returncode and refuses:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
         raise MirrorError(f"{command[0]} accepts no key: {' '.join(said)}; look at --keyring")

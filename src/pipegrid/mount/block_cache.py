@@ -214,8 +214,8 @@ class BlockCache:
                 return
             self._said = True
             self._say(
-                f"cannot write to the cache in {self._directory}: {error.strerror}; what does not fit is "
-                "fetched again when it is read again"
+                f"cannot write to the cache in {self._directory}: {error.strerror}; blocks that are not "
+                "cached are fetched each time they are read"
             )
 
     def _file(self, length: int) -> BlockFile:

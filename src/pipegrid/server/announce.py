@@ -273,7 +273,7 @@ class Announcer:
             self._complained.add(name)
             log.warn(
                 "introducer {name} at {address} has not acknowledged the announcement for {limit_s:g} s; "
-                "clients may not learn of this server from it until the server is restarted",
+                "clients may not find this server through it; if that lasts, restart this server",
                 name=name,
                 address=furl.address,
                 limit_s=ANSWER_S,

@@ -176,7 +176,7 @@ class ListingFile:
         if failure.check(CancelledError):  # the reactor is stopping
             return
         if failure.check(OSError) is None:
-            log.failure("what is listed was not written", failure)
+            log.failure("the listed announcements were not saved", failure)
         elif not self._save_failed:  # warn once per outage
             self._save_failed = True
             log.warn(

@@ -589,8 +589,8 @@ async def move(
             there; or has removed the child, perhaps by moving it.
         PipegridError: unlinking failed; the message begins by saying that the child is now in both places.
     """
-    check_writable(source.cap, "the directory that it is taken out of")
-    check_writable(target.cap, "the directory that it goes to")
+    check_writable(source.cap, "the directory of the moved entry")
+    check_writable(target.cap, "the target of the move")
     if source.cap == target.cap:
         await source.change([Rename(name, new_name, replace, replace_directory)])
         return

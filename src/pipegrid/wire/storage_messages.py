@@ -14,7 +14,7 @@ from pipegrid.core.hashes import Buffer
 from pipegrid.errors import ServerError
 
 UNKNOWN_PROTOCOL = (
-    "no version of the storage protocol that is known here, though perhaps to a newer PipeGrid"
+    "only versions of the storage protocol that this PipeGrid does not know; a newer one may"
 )
 """Error for a server's version message that lists only unknown protocols; follows "it answered with"."""
 
