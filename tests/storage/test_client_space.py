@@ -421,6 +421,22 @@ class NextProcessTests(ClientTestCase):
         self.store.upload(SI, 0, secrets_of(ALICE).upload).publish()
         self.assert_used(container_bytes(QUOTA // 2), 0)
 
+    def test_abort_without_space(self) -> None:
+        """What another process has left can be aborted although there is no space to resume it."""
+        self.store.allocate(SI, {0}, QUOTA // 2, secrets_of(ALICE))
+        upload = self.store.upload(SI, 0, secrets_of(ALICE).upload)
+        upload.write(0, [b"x" * 1000])
+        upload.checkpoint()
+        self.store.release()
+        self.store = self.make_store()  # one of two processes: it counts no leftovers
+        self.store.allocate(bytes(16), {0}, QUOTA // 2, secrets_of(ALICE, "A"))
+        with self.assertRaises(QuotaReached):
+            self.store.upload(SI, 0, secrets_of(ALICE).upload)
+        self.store.abort(SI, 0, secrets_of(ALICE).upload)
+        with self.assertRaises(NoSuchShare):
+            self.store.abort(SI, 0, secrets_of(ALICE).upload)
+        self.assertEqual(self.allocated(ALICE), container_bytes(QUOTA // 2))
+
     def test_before_it_has_counted(self) -> None:
         """Clients with a quota store nothing, and others do; a new client is counted first, too."""
         store = StoreTestCase.make_store(self)

@@ -12,7 +12,7 @@ import os
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
 
 from twisted.logger import Logger
@@ -420,19 +420,31 @@ class UnfinishedUploads:
         self, storage_index: bytes, share_number: int, upload_secret: bytes, client: Client = NOBODY
     ) -> IncomingShare:
         """Return an upload to write to; see ``ShareStore.upload``."""
+        upload = self._find(storage_index, share_number, upload_secret, takes_space=True)
+        if upload.left_behind or (client is not NOBODY and client not in (upload.client, NOBODY)):
+            self._hand_over(upload, client)
+        return upload
+
+    def _find(
+        self, storage_index: bytes, share_number: int, upload_secret: bytes, takes_space: bool
+    ) -> IncomingShare:
+        """
+        Return an upload of this store, or one that another process has left.
+
+        Args:
+            takes_space: whether an upload that another process has left must fit into the quota.
+        """
         key = check_key(storage_index, share_number)
         secret_hash = incoming_files.hash_secret(upload_secret)
         with self._table_lock:
             upload = self._uploads.get(key)
         if upload is None:
             with self.allocate_lock:
-                upload = self._uploads.get(key) or self._take_up(key, secret_hash)
+                upload = self._uploads.get(key) or self._take_up(key, secret_hash, takes_space)
         if not hmac.compare_digest(upload.secret_hash, secret_hash):
             raise incoming_files.wrong_secret(
                 upload.storage_index, share_number, "under another secret"
             )
-        if upload.left_behind or (client is not NOBODY and client not in (upload.client, NOBODY)):
-            self._hand_over(upload, client)
         return upload
 
     def _hand_over(self, upload: IncomingShare, client: Client) -> None:
@@ -442,7 +454,7 @@ class UnfinishedUploads:
 
     def abort(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> None:
         """Remove an upload and its file. Arguments and errors are those of ``ShareStore.abort``."""
-        upload = self.upload(storage_index, share_number, upload_secret)
+        upload = self._find(storage_index, share_number, upload_secret, takes_space=False)
         if upload.complete:
             raise incoming_files.no_such_upload(storage_index, share_number)
         upload.discard()
@@ -524,11 +536,13 @@ class UnfinishedUploads:
         version, now = share_file.WRITTEN_VERSION, self._date()
         return share_file.pack_lease(version, share_file.OWNER_ALLOCATE, lease, now)
 
-    def _take_up(self, key: ShareKey, secret_hash: bytes) -> IncomingShare:
+    def _take_up(self, key: ShareKey, secret_hash: bytes, takes_space: bool) -> IncomingShare:
         path = self._paths.unfinished(*key)
         fd, note = incoming_files.take_up(path, key, secret_hash, self._boot_id)
         begun = OpenedUpload(fd, path, self._paths.final(*key), note)
-        with self._reserved(note.share_bytes, _owner_of(begun, note.share_bytes)) as fits:
+        owner = _owner_of(begun, note.share_bytes)
+        reserved = self._reserved(note.share_bytes, owner) if takes_space else nullcontext(True)
+        with reserved as fits:
             if fits:
                 return self._adopt(key, note.share_bytes, secret_hash, begun, NOBODY)
         os.close(fd)
