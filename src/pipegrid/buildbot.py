@@ -12,7 +12,7 @@ sets:
   ``upload-100MB`` (kB a second), ...; the same for ``download``; all of them also as statistics of the step;
 * sets of test results (seconds, bytes a second, round trips) with one result for each measurement;
 * logs: ``report`` (HTML), ``run.json`` (every sample), ``comparison``;
-* a verdict: whether anything is slower, beyond noise, than in the last builds of this builder.
+* a verdict: whether anything is slower, beyond noise, than in this builder's last builds on this worker.
 
 The history is kept as *build data*: the JSON of each run is stored with its build in the master's database.
 So all masters share the history, it survives workers that are created for each build, and the master deletes
@@ -72,7 +72,7 @@ class SpeedTest(ShellMixin, CompositeStepMixin, BuildStep):  # type: ignore[misc
             optionally ``report.html``, into ``output``; the builder's earlier runs are in ``output``'s
             directory ``history``.
         output: a directory below the step's working directory; emptied first.
-        compare_with: the most earlier runs to compare with; 0 for none.
+        compare_with: how many earlier runs to compare with, at most; 0 for none.
         on_regression: the step's result if anything is slower: ``fail``, ``warn`` or ``ignore``.
         accept: if true, a regression becomes the new baseline; best set by a property of a forced build.
         prefix: the beginning of the names of properties and build data; letters, digits, ``_``, ``-`` and

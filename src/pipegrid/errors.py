@@ -106,7 +106,7 @@ class DirectoryError(PipegridError):
 
 
 class CannotReach(PipegridError):
-    """What a client keeps cannot all be read, so none of the client's leases may be released."""
+    """Something that a client keeps is unreadable, so none of the client's leases is released."""
 
 
 class _NamedChildError(UsageError):
@@ -115,8 +115,7 @@ class _NamedChildError(UsageError):
 
     Attributes:
         name: the name as it was given.
-        perhaps_made: whether an earlier attempt may have succeeded, and another client may have undone it
-            since.
+        perhaps_made: whether an earlier attempt may have made the change, and another client undone it since.
     """
 
     def __init__(self, message: str, name: str, perhaps_made: bool = False) -> None:
@@ -131,8 +130,7 @@ class NoSuchChild(_NamedChildError):
 
     Attributes:
         name: the name as it was given.
-        perhaps_made: whether an earlier attempt may have succeeded, and another client may have undone it
-            since.
+        perhaps_made: whether an earlier attempt may have made the change, and another client undone it since.
     """
 
 
@@ -142,8 +140,7 @@ class ChildExists(_NamedChildError):
 
     Attributes:
         name: the name as it was given.
-        perhaps_made: whether an earlier attempt may have succeeded, and another client may have undone it
-            since.
+        perhaps_made: whether an earlier attempt may have made the change, and another client undone it since.
     """
 
 

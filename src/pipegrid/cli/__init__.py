@@ -122,7 +122,7 @@ def tell_time() -> None:
 
 def _may_open_enough() -> bool:
     """
-    Return whether the process may open ``LEAST_FILES`` files; print an error if not.
+    Return whether the process is allowed to open ``LEAST_FILES`` files; print an error if not.
 
     The limit is raised if possible. A command that reaches the limit during its work might not clean up.
     """
@@ -138,8 +138,8 @@ def _may_open_enough() -> bool:
 
 def _leave(status: int) -> None:
     """
-    Flush the output and end the process without the interpreter's cleanup, unless a tracer is active. All
-    files are closed by now.
+    Flush the output and end the process at once, without the interpreter's cleanup. Do nothing if a tracer or
+    profiler is active, since it needs that cleanup. All other files must be closed.
 
     Freeing five hundred modules took a tenth of the CPU time of a small ``put``.
     """

@@ -15,7 +15,7 @@ from twisted.internet.task import deferLater
 SHELL = "/bin/sh"
 
 TIME_LIMIT_S = 600.0
-"""How long a hook may run, until it and all processes of its process group are ended."""
+"""The maximum run time of a hook; after that, it and all processes of its process group are ended."""
 
 _ENDING_S = 5.0
 """How long a hook may take to end after SIGTERM, before SIGKILL is sent."""
@@ -51,7 +51,7 @@ class _Output:
         self.dropped_bytes = 0
 
     def read(self) -> bool:
-        """Read the output that has arrived, up to a limit; return whether any had arrived."""
+        """Read the output that has arrived, 1 MiB per call at most; return whether any had arrived."""
         found = False
         for _ in range(_PIECES_A_TURN):
             try:
@@ -115,7 +115,9 @@ async def run_hook(
 async def _wait(
     reactor: Any, process: subprocess.Popen[bytes], output: _Output, time_limit_s: float
 ) -> bool:
-    """Wait until a process ends or the time is over, reading its output; return whether it has ended."""
+    """
+    Wait until a process ends or its time limit is over, and read its output; return whether it has ended.
+    """
     until_s = reactor.seconds() + time_limit_s
     pause_s = _SHORTEST_PAUSE_S
     while not _has_ended(process):

@@ -29,7 +29,7 @@ METRICS = {
 PREFIX = "pipegrid_backup_"
 MAX_BYTES = 1 << 20
 MAX_NAMES = 1000
-"""How many backups may have metrics in one file."""
+"""How many backups may have metrics in one file; the others, which reported earlier, are dropped."""
 
 _MODE = 0o644
 """The file's permissions; the node exporter runs as another user."""

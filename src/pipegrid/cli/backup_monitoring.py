@@ -52,7 +52,8 @@ class BackupOutcome:
 
     def watched(self, console: Console, clock: IReactorTime, reports: TreeReports) -> TreeReports:
         """
-        Return reports of an upload that do the same and, with ``--json-progress``, print lines of progress.
+        Return reports that do the same as ``reports`` and, with ``--json-progress``, also print lines of
+        progress.
         """
         if not self._shows_progress:
             return reports
@@ -105,8 +106,8 @@ class BackupOutcome:
 
 def with_status_lines(console: Console, clock: IReactorTime, reports: TreeReports) -> TreeReports:
     """
-    Return reports of an upload that do the same and print the progress as JSON, with the names of fields that
-    restic uses, at most one line per second.
+    Return reports that do the same as ``reports`` and also print the progress, as JSON with restic's names of
+    fields, in at most one line per second.
     """
     began_s = clock.seconds()
     next_s = began_s + STATUS_S

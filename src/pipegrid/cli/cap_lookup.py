@@ -60,7 +60,7 @@ class NamedFile(Generic[C]):
         where: the position of the cap for errors, if several were given.
         problem: why the text names no file; if not None, ``cap`` is a placeholder, and ``Locator`` raises
             this.
-        place: the path as given, if it begins with an alias or a run, and so contains no secret.
+        place: the path as given, if it begins with an alias or a run, so that it contains no secret; else "".
         in_run: whether ``root`` is a path into a run of a backup.
     """
 
@@ -116,7 +116,8 @@ def named_files(
     """
     Return the files that caps on the command line and in cap files name, each once.
 
-    If there are several, a text that is not a cap of the right kind is returned as a file with a ``problem``.
+    If there are several caps, one that is invalid or of the wrong kind is returned as a file with a
+    ``problem``.
 
     Args:
         caps: the caps on the command line; ``-`` reads caps from standard input.
@@ -125,7 +126,7 @@ def named_files(
     Raises:
         CapError: none of the texts is a cap of the right kind.
         SourceError: a cap file cannot be read.
-        UsageError: there are no caps.
+        UsageError: a cap file contains no caps, or standard input is named twice.
     """
     from_stdin = [path for path in (*caps, *cap_files) if path.strip() == "-"]
     caps = [text for text in caps if text.strip() != "-"]
@@ -215,9 +216,7 @@ def check_path(file: NamedFile[Any]) -> None:
 
 
 def starts_of(files: Sequence[NamedFile[Any]]) -> list[str]:
-    """
-    Return what each path starts with, an alias or a cap; ``GridJob`` checks these before it opens a grid.
-    """
+    """Return the paths for a ``GridJob`` that uses these files: the cap, or the path into a run, of each."""
     return [file.root or file.text for file in files if file.problem is None]
 
 
@@ -235,7 +234,7 @@ def begins_with_alias(text: str) -> bool:
 
 
 def client_directory() -> Path:
-    """Return the client's directory, which may not exist."""
+    """Return the client's directory, which need not exist."""
     context = click.get_current_context(silent=True)
     invocation = None if context is None else context.find_object(Invocation)
     return client_paths.default_directory() if invocation is None else invocation.grid_directory
@@ -456,10 +455,11 @@ async def walk_through(
     grid: TreeGrid, console: Console, place: PathEnd, meet: Callable[[walk.Met], None]
 ) -> ExitStatus:
     """
-    Walk through a directory, and report unreadable directories, also in JSON; return the status.
+    Walk through a directory, and report each unreadable directory, with ``--json`` also as a result; return
+    the status.
 
     Args:
-        meet: is called with each thing that is found, and with each unreadable directory after its report.
+        meet: is called with each object that is found, and with each unreadable directory after its report.
     """
     statuses = set()
     assert place.cap is not None

@@ -135,7 +135,7 @@ def remove(name: str) -> OfflineJob:
 
 
 def _warn_of_missing_servers(console: Console, directory: Path, cap: str) -> None:
-    """Warn that no share of a directory is on the known servers, if all of these are on this machine."""
+    """Warn if all known servers are on this machine, and none of them has a share of a directory."""
     known = caps.parse_cap(cap)
     storage_index = None if isinstance(known, caps.UnknownCap) else known.storage_index
     try:

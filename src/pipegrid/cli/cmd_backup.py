@@ -175,7 +175,8 @@ def _file_name(given: BackupArguments, chosen: SelectionOptions) -> str | None:
 
 def _place_of(given: tuple[str, ...]) -> tuple[str | None, str | None]:
     """
-    Return the path and the name that ``--as`` gives; a value with a colon is a path if it looks like one.
+    Return the path and the name that ``--as`` gives; None for one that is missing. A value with a colon is a
+    path if it begins with a cap or has the form ``ALIAS:some/path``.
     """
     paths = [each for each in given if ":" in each and _is_path(each)]
     names = [each for each in given if each not in paths]
@@ -207,7 +208,8 @@ async def _run(
     statuses = {chosen.status_of(counts)}
     for problem in result.problems:
         about = f"{run.cap} is stored, but not listed everywhere"
-        # If no server has a share of the list, the next run cannot continue the list.
+        # If no server has a share of the list, the next run cannot continue it, so the message does not
+        # promise that.
         if not (isinstance(problem, NotEnoughSharesError) and not problem.found):
             about += "; the next run tries again"
         statuses.add(console.complain(problem, about=about))

@@ -260,7 +260,7 @@ def restore_command(arguments: tuple[str, ...], options: RestoreOptions) -> Grid
 def _extended(
     options: RestoreOptions, run: catalogue.BackupRun
 ) -> metadata_restore.ExtendedRestore:
-    """Return how to restore the extended metadata of a run."""
+    """Return the rules for restoring the extended metadata of a run, such as owners and modes."""
     owners = metadata_restore.owners_of(options.numeric_owner, options.no_owner)
     names = run.metadata.get("pipegrid")
     return metadata_restore.ExtendedRestore(owners, options.exact_modes, names)

@@ -141,7 +141,8 @@ def _data() -> Path:
 
 def _answers(shell: str, question: str) -> list[str]:
     """
-    Return the marked lines that an interactive shell prints, with its user's configuration.
+    Run ``question`` in an interactive shell, with its user's configuration; return the marked lines that it
+    prints.
 
     The list is empty if the shell is not installed, or does not answer in time.
     """

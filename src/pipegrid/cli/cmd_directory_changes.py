@@ -200,7 +200,8 @@ def mv_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
             and not new.missing
             and (await cap_lookup.root_of(grid, path))[1]
         ):
-            new = await destination_child.spot_at(grid, path)  # an earlier command has moved it
+            # The target is the directory that is moved: an interrupted command has linked it there already.
+            new = await destination_child.spot_at(grid, path)
         if old.there.cap is not None and old.there.cap in new.path_caps:
             raise UsageError(
                 "a directory cannot be moved into itself, since no path would lead to it"

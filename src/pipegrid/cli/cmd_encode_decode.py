@@ -101,8 +101,8 @@ def encode_command(
 
 def _configuration(directory: str | None) -> client_config.GridConfig | None:
     """
-    Return the configuration of the named client's directory, else of the user's own; None if the user has
-    none.
+    Return the configuration in a client's directory, or, if none is named, in the user's own; None if the
+    user has none.
     """
     if directory is not None:
         return client_config.load(directory, offline=True)

@@ -126,7 +126,8 @@ def _wanted(
 
 def _series(runs: Sequence[BackupRun], options: FindOptions, now: float) -> list[list[BackupRun]]:
     """
-    Return the runs to search, one list for each backup, the oldest run first.
+    Return the runs to search, one list for each backup, the oldest run first; with ``--at``, only one run of
+    each backup.
 
     Raises:
         UsageError: the backup that was named does not exist, or no backup has a run as old as ``--at`` says.
@@ -210,7 +211,7 @@ _MARKS = {"added": "+", "removed": "-", "content": "M", "type": "T", "metadata":
 
 
 class _DiffJob(GridJob):
-    """A job that exits with status 1 only if the trees differ; other failures give status 2."""
+    """A job whose status is 1 only if the trees differ; an error that would give status 1 gives status 2."""
 
     differs = False
 

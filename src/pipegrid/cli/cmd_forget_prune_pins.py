@@ -193,7 +193,7 @@ def pin_command(what: str, name: str | None) -> GridJob:
         console.result(
             f"pinned {printable(called.strip())}", {"pin": called.strip(), "cap": str(cap)}
         )
-        # Another client may have stored the object, and may release its leases.
+        # If another client has stored the object, that client can release its leases at any time.
         leased = await tree_check.check_tree(grid, cap, upkeep.UpkeepRequest(renew=True))
         if leased.healthy == leased.objects and not leased.unreadable:
             return ExitStatus.DONE

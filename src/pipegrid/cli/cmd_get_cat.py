@@ -52,7 +52,8 @@ class OutputPaths:
 
     Attributes:
         directory: the path of the output directory, if there is one.
-        home: the open output directory; if another directory replaces it meanwhile, that one gets no file.
+        home: the open output directory; if another directory gets its path meanwhile, no file is written
+            there.
     """
 
     def __init__(
@@ -293,7 +294,8 @@ async def fetch(
     progress: progress_bar.ProgressCall | None,
 ) -> GetResult:
     """
-    Fetch a part of a file, given as start and length, to ``output``, or to standard output if that is None.
+    Fetch a part of a file, given as start and length, to ``output``, or to standard output if ``output`` is
+    None.
     """
     with output or nullcontext():
         sink: BinaryIO | PartFile = console.data_sink if output is None else output.file

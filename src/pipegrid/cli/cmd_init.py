@@ -249,7 +249,7 @@ def _named_servers(directory: Path) -> int | None:
     static = servers_and_introducers_yaml.load_static_servers(directory)
     if servers_and_introducers_yaml.load_introducers(directory).addresses:
         return None
-    if not static.servers and static.warnings:  # else a local grid would replace this grid
+    if not static.servers and static.warnings:  # otherwise a local grid would replace this grid
         raise UsageError(
             f"{directory} names no servers that can be used ({static.warnings[0]}); correct that, or add "
             "--local"

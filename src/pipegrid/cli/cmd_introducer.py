@@ -19,7 +19,8 @@ from pipegrid.server import introducer_process, systemd
 
 class IntroducerOptions(NamedTuple):
     """
-    The options of ``introducer``; see their declarations. None: the introducer's directory has the value.
+    The options of ``introducer``; see their declarations. None: not given, so the directory's setting or the
+    default applies.
     """
 
     port: str | None = None
@@ -42,7 +43,8 @@ class IntroducerJob(GridJob):
         """Run the introducer; cancelling stops it in an orderly way, and gives status 0."""
         lazy_modules.bring_in(log_file, introducer_process, introducer_settings, systemd)
         console, options = invocation.console, self._options
-        forget = systemd.end_without_memory()  # first, so that it also observes the code below
+        # Called first, so that a lack of memory in the code below ends the process, too.
+        forget = systemd.end_without_memory()
         try:
             with log_file.logging_to(console, options.log_path, reactor):
                 SHORTAGE.tell = None  # the log reports a shortage of threads

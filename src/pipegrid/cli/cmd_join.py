@@ -138,7 +138,10 @@ def place_to_join(own: Path, name: str | None, ask: Any) -> JoinPlace:
 
 
 def _ask_name(own: Path) -> str | None:
-    """Ask on a terminal for the name of a second grid; None: the code is for the grid in use."""
+    """
+    Ask on a terminal for the name of a second grid; None: there is no terminal, or the code is for the grid
+    in use.
+    """
     if sys.stdin is None or not sys.stdin.isatty():
         return None
     text = click.prompt(
@@ -184,8 +187,8 @@ def join(console: Console, place: JoinPlace, taken: Invitation) -> tuple[GridCon
 
 def add_to(console: Console, directory: Path, taken: Invitation) -> tuple[GridConfig, list[str]]:
     """
-    Add the new servers and aliases of an invitation to a client's directory of the same grid; return as
-    ``join``.
+    Add the new servers and aliases of an invitation to a client's directory of the same grid; return the same
+    as ``join``.
 
     Raises:
         InvitationError: the directory uses another grid.
@@ -267,9 +270,9 @@ class ServerJoin:
     """
     A server that joins a grid: it takes the invitation, starts, and then is added to the grid.
 
-    If the grid has introducers, the server is announced to them, now and at each later start. If it has none,
-    or only introducers that its members' servers run, the inviter's client adds the server to its list, and
-    confirms that before anything is configured here.
+    If the grid has introducers, the server is announced to them, now and at each later start. If the grid has
+    none, or only introducers that its members' servers run, the inviter's client adds the server to its own
+    list of servers, and confirms this before anything is configured here.
 
     Args:
         directory: the server's directory; it also becomes a client's directory of the grid.

@@ -313,7 +313,7 @@ def manifest_command(path: str, verifier: bool, storage_index: bool) -> GridJob:
             kind = "storage-index" if storage_index else "verifycap" if verifier else "cap"
             # A cap of an unknown kind may be any text, even one of several lines.
             shown = printable(fields[kind])
-            told = console.json and not isinstance(met, walk.Found)  # its JSON line was printed
+            told = console.json and not isinstance(met, walk.Found)  # ``walk_through`` printed it
             if shown and not told:
                 line = shown if storage_index or not name else cap_list_files.as_line(shown, name)
                 console.result(line, fields)

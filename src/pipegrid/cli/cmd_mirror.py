@@ -207,7 +207,9 @@ rpm_filters = as_one(
 
 
 def _signing_key(reindex: bool, sign_with: str | None) -> str | None:
-    """Return the key that signs new indexes, after checking, before anything is fetched, that it can sign."""
+    """
+    Check the options for new indexes, and that the key can sign; return the key, or None if no index is made.
+    """
     if reindex and not sign_with:
         raise usage_error("--reindex needs a key that signs the new indexes; give --sign-with KEY")
     if sign_with and not reindex:

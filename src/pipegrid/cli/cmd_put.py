@@ -203,6 +203,6 @@ def _encoding(grid: tree_grid.Grid, encoding: Encoding, happy: int | None) -> di
     """
     params = choose_params(grid.config.params, encoding)
     if happy is None:
-        # With three shares in total, for example, the configured seven servers cannot each get one.
+        # With three shares in total, for example, the configured happiness of seven cannot be reached.
         happy = min(grid.config.happy, params.total_shares)
     return {"params": params, "happy": happy}

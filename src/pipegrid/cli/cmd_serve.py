@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 class ServeOptions(NamedTuple):
     """
-    The options of ``serve``; see their declarations. None: the node's directory has the value.
+    The options of ``serve``; see their declarations. None: not given, so the directory's setting or the
+    default applies.
 
     Attributes:
         introducers: fURLs, or ``configured``, or ``none``.
@@ -78,7 +79,8 @@ class ServeOptions(NamedTuple):
         self, directory: Path, introducers: dict[str, Furl], found: ServerDirectory
     ) -> ServeSettings:
         """
-        Return the settings of a server, from the options, and where these are not given from its directory.
+        Return the settings of a server: from the options, or, where an option is not given, from the
+        directory.
 
         Raises:
             UsageError: options contradict each other.
@@ -168,7 +170,8 @@ class ServeJob(_ServerJob):
         """Run the server; cancelling stops it in an orderly way, and gives status 0."""
         lazy_modules.bring_in(log_file, serve_record, serve, systemd)
         console = invocation.console
-        forget = systemd.end_without_memory()  # first, so that it also observes the code below
+        # Called first, so that a lack of memory in the code below ends the process, too.
+        forget = systemd.end_without_memory()
         try:
             with log_file.logging_to(console, self._options.log_path, reactor):
                 SHORTAGE.tell = None  # the log reports a shortage of threads
@@ -195,13 +198,13 @@ class ServeJob(_ServerJob):
             InvitationError: the server did not become a member; it has stopped, and nothing is configured.
             Interrupted: the server was stopped before it became a member.
         """
-        # Imported only here: the library for invitations may not be installed.
+        # Imported only here, since the library for invitations is not always installed.
         from pipegrid.cli import cmd_join
 
         console, options = invocation.console, self._options
         directory_claim.refuse_if_running(invocation.grid_directory)
-        # Settings are checked before the code is used up, since the server would refuse the same ones at its
-        # start.
+        # Settings are checked before the code is used up: the server would refuse wrong ones only when it
+        # starts.
         settings, options = settings_of(invocation.grid_directory, options, lambda _: None)
         serve.check_hidden(settings)
         said = {
@@ -372,7 +375,8 @@ def settings_of(
 
     Args:
         warn: is called with a sentence for each setting of the directory that is not supported, for each
-            option that is taken from the last start or replaces one, and for a location with another port.
+            option that is taken from the last start or contradicts a setting, and for a location with another
+            port.
 
     Raises:
         UsageError: a server runs in the directory already, or a setting is invalid.
@@ -537,8 +541,8 @@ def introducers_of(
     directory: Path, found: ServerDirectory, given: tuple[str, ...]
 ) -> dict[str, Furl]:
     """
-    Return the introducers to which the server is announced. By default these are the introducers of a
-    Tahoe-LAFS node, or of a directory with the setting that says so.
+    Return the introducers to which the server is announced. By default these are the introducers in the
+    directory, if it is a Tahoe-LAFS node's or has the setting ``announce``.
 
     Raises:
         UsageError: a given text is not a fURL, or ``configured`` is given and the directory has no

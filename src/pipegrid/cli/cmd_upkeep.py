@@ -77,8 +77,8 @@ class UpkeepWork(NamedTuple):
         verb: the word for the work in the progress bar.
         todo: the fields of ``UpkeepRequest``.
         show: prints one outcome, each line beginning with the given text; returns the outcome's status.
-        alone: processes the cap of an object that is the only one; None: process it as one of many.
-        sample: percentage of the objects to verify, other ones in each run; None: do not sample.
+        alone: processes the cap of the only object of a command; None: it is processed like one of many.
+        sample: percentage of the objects to verify, different ones in each run; None: do not sample.
     """
 
     verb: str

@@ -79,12 +79,12 @@ class Invocation:
 
     @property
     def own_directory(self) -> Path:
-        """The client's directory, which may name further grids."""
+        """The client's directory, whose configuration can name further grids."""
         return client_paths.own_directory(self.base_directory)
 
     @property
     def grid_directory(self) -> Path:
-        """The directory of the chosen grid, which may not exist; raises the errors of ``directory``."""
+        """The directory of the chosen grid, which need not exist; raises the errors of ``directory``."""
         return client_paths.own_directory(self.directory)
 
 
@@ -109,10 +109,10 @@ class GridJob:
     A job that opens a grid, works on it, and closes it.
 
     Args:
-        paths: paths on the grid that the work uses, or "". For an alias or a cap no new grid is made if none
-            is configured.
-        makes: whether a new grid may be made in other cases; False for work on objects that a new grid cannot
-            have.
+        paths: the paths on the grid that the work uses; "" has no effect. No new grid is made if a path
+            begins with an alias, or with the cap of an object on servers.
+        makes: whether a new grid may be made if no path forbids it; False for work on objects that a new grid
+            cannot have.
 
     Attributes:
         asks_servers: whether the job will connect to the servers of the client's directory.

@@ -340,7 +340,7 @@ class Fish(_Shell):
 
 def _kind(item: CompletionItem[Any]) -> str:
     """
-    Return click's type of a completion; ``open`` if more text must follow, as after a directory's slash.
+    Return click's type of a completion, or ``open`` if more text must follow, as after a directory's slash.
     """
     if item.type == "plain" and str(item.value).endswith(("/", ":")):
         return "open"

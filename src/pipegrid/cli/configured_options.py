@@ -34,7 +34,7 @@ _SELECTING = ("every", "configured", "list_configured")
 """Parameters that choose sections, and so cannot be settings of a section."""
 
 _STREAMS = ("stdin", "from_command")
-"""Parameters that only the command line may have, since a section stores directories."""
+"""Parameters that are allowed only on the command line, since a section stores directories."""
 
 configured_options = all_of(
     click.option(
@@ -343,7 +343,8 @@ def _value(param: click.Option, text: str, where: str, base: Path | None) -> Any
     Return the value of a setting, in the form in which click takes it from a command line.
 
     Args:
-        base: the directory to which paths are relative, that of the file; None: the working directory.
+        base: the directory of the settings' file, to which paths are relative; None: paths are relative to
+            the working directory.
     """
     lines = _lines(text, where)
     if param.is_flag:

@@ -61,7 +61,7 @@ class ResultStream(io.BufferedIOBase):
     """
 
     written_in_reactor = True
-    """Asks the library to write in the main thread: only there can a signal interrupt a blocked write."""
+    """The library writes in the main thread: only there can a signal interrupt a blocked write."""
 
     def __init__(self, stream: BinaryIO | None) -> None:
         self._stream = stream

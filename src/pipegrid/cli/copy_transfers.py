@@ -234,7 +234,7 @@ async def fetch_copies(
 
     Raises:
         UsageError, NoSuchChild: the copy is not possible.
-        PipegridError: the only file could not be fetched, as with ``get``.
+        PipegridError: the only source could not be fetched, as with ``get``.
     """
     alone = len(sources) == 1
     printer = CopyPrinter(console, several=not alone)
@@ -304,10 +304,11 @@ def _placed(
     failed: Callable[[str, Exception], None] | None,
 ) -> list[tuple[directory.Child, str]]:
     """
-    Return each object with its local path; refuse names that lead outside the target.
+    Return each object with its local path; refuse names that lead outside the target, and a path that another
+    object has.
 
     Args:
-        failed: see ``_items``; None if there is only one source.
+        failed: see ``_items``; None: raise the error, since there is only one source.
     """
     taken: set[str] = set()
     result = []

@@ -23,8 +23,8 @@ def is_on_grid(text: str) -> bool:
     """
     Return whether an argument is a path on the grid, and not a local file.
 
-    A path on the grid is a cap or begins with an existing alias. Text that only looks like one counts as well
-    if no local file has this name.
+    A path on the grid begins with an existing alias. A cap, or a text with an unknown alias, also counts if
+    no local file has this name.
 
     Raises:
         UsageError: the aliases cannot be read.
@@ -137,7 +137,7 @@ async def spot_at(
     Raises:
         UsageError: the path is invalid, or has no name or an invalid name, or its alias does not exist.
         NoSuchChild: an object on the path does not exist, or is not a directory.
-        CapError: the directory is not mutable.
+        CapError: the directory of the name is immutable or not a directory, or its write cap is not known.
     """
     root, names = await cap_lookup.root_of(grid, text)
     ends_with_slash = text.rstrip().endswith("/")

@@ -122,7 +122,9 @@ _OPTIONS = {
 
 
 def with_options(text: str, parameters: Collection[str]) -> str:
-    """Return a sentence in which options replace these names of arguments, each at its last occurrence."""
+    """
+    Return a sentence in which options replace the given names of arguments, each at its last occurrence.
+    """
     for parameter in parameters:
         before, found, after = text.rpartition(parameter)
         text = f"{before}{_OPTIONS[parameter]}{after}" if found else text

@@ -29,7 +29,7 @@ def warn_of_corruption(
     console: Console, corrupt: Sequence[CorruptionError], lead: str = ""
 ) -> None:
     """
-    Report damage that did not matter; ``lead`` begins each line, and names the file if there are several.
+    Report damage that was worked around; ``lead`` begins each line, and names the file if there are several.
     """
     say_some(console, [f"{lead}worked around damage: {located(error)}" for error in corrupt])
 

@@ -88,7 +88,7 @@ class ListRun:
                 if stopped():
                     raise Interrupted
                 self._begun = work
-                stack.pop_all()  # keeps the destination open; the list was read
+                stack.pop_all()  # keeps the destination open for ``run``
                 source.close()
                 preconnected.close()
                 return None
@@ -99,8 +99,8 @@ class ListRun:
 
     def _keep(self, source: BinaryIO, target: destination.Destination) -> list[str]:
         """
-        Record that all files of the list exist; with ``--delete``, remove other files, and return their
-        paths.
+        Record that all files of the list exist; with ``--delete``, remove other files. Return the paths of
+        the removed files.
         """
 
         if self._fetching.delete:
@@ -156,7 +156,7 @@ class ListRun:
         Return the open list; the first time, also record its size and modification time.
 
         Raises:
-            UsageError: the list, such as a pipe, can be read only once, but some runs read it twice.
+            UsageError: the list can be read only once, like a pipe, but some runs read it twice.
         """
         if not source.seekable():
             source.close()
@@ -198,8 +198,8 @@ class ListRun:
 
     def _all(self, source: BinaryIO, console: Console) -> Iterator[ArchiveFile]:
         """
-        Yield the files in the list; after the last, load modules for the results while responses are
-        outstanding.
+        Yield the files in the list; after the last file, load the modules that print the results, while
+        responses are outstanding.
         """
         yield from self._entries(source)
         console.get_ready()

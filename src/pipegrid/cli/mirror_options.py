@@ -119,7 +119,7 @@ class MirrorOptions:
         gpgcheck: whether RPM packages must be signed.
         begun: connections to the mirrors that were opened in advance, or None.
         wait_s: how long to wait for another run to the same destination; None: not at all.
-        exit_unchanged: whether a special exit status shows that nothing changed.
+        exit_unchanged: whether a run that changes nothing ends with a special exit status.
         access: the proxies and credentials for each host; None until they are needed.
         tls: the given certificate authorities and client certificate; None if neither is given.
         sign_with: the key that signs new indexes; None: no new indexes are made.
@@ -166,7 +166,8 @@ class MirrorOptions:
         Return the job of a run.
 
         Args:
-            shortcut: does the work without a reactor, unless the mirrors are unusual; see ``NoReactorJob``.
+            shortcut: does the work without a reactor if possible; see ``NoReactorJob``. Not called for a dry
+                run, with a rate limit, or if the mirror is stored in a grid.
             work: does the work with a reactor; it also gets a grid, if the mirror is stored in one.
 
         Raises:
@@ -184,7 +185,7 @@ class MirrorOptions:
         Check that ``--delete`` cannot remove the files of another directory.
 
         Raises:
-            UsageError: no run has mirrored to ``dest``, perhaps because of a typing error.
+            UsageError: ``dest`` contains files, but no run has mirrored to it; perhaps its name is misspelt.
         """
         if not self.delete or self.dry_run or _was_mirrored_to(dest):
             return
@@ -225,7 +226,7 @@ class MirrorOptions:
     def dial(
         self, addresses: Sequence[mirror_urls.Address], each: int = 1
     ) -> epoll_socket_cache.SocketCache:
-        """Return ``each`` connections to each mirror, some of which may have been begun in advance."""
+        """Return ``each`` connections per mirror; some of them may have been begun in advance."""
 
         return epoll_socket_cache.SocketCache(addresses, each, self.begun)
 
@@ -236,7 +237,7 @@ class MirrorOptions:
         Return the destination as soon as no other run uses it; None if ``--wait`` is not given.
 
         Raises:
-            DestinationLocked: another run has used the destination all the time.
+            DestinationLocked: another run still uses the destination at the end of the wait.
             Interrupted: the run was interrupted while it waited.
         """
         if self.wait_s is None:
@@ -365,8 +366,8 @@ def print_outcome(
     """
     Print the outcome of a run to ``dest``; return the exit status.
 
-    With ``-q``, a run that changed nothing prints nothing, and a run with changes prints them and the totals,
-    in a form that suits a mail of cron.
+    With ``-q``, a successful run that changed nothing prints nothing (except for ``--json``), and any other
+    run prints the changes and the totals, in a form that suits a mail of cron.
 
     Args:
         removed: the paths of removed files.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pipegrid.mirror.stat_cache import QuickCheckResult
 
 MOST_PROCESSES = 4
-"""How many processes hash files; more would wait for the disk, or for each other."""
+"""Maximum number of processes that hash files; more would wait for the disk, or for each other."""
 
 
 def verify_job(
@@ -45,7 +45,7 @@ def verify_job(
 
 
 def _open(dest: str) -> destination.Destination:
-    """Open the destination, for reading only if this process may not write to it."""
+    """Open the destination; open it only for reading if this process cannot write to it."""
     try:
         return destination.Destination(dest)
     except archive_file.MirrorError as error:

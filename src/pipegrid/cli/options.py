@@ -318,7 +318,7 @@ common_options = all_of(
     ),
     init_options,
 )
-"""The options that every command except ``init`` has, before or after its name."""
+"""The options of all commands except ``init``, which accept them before and after their names."""
 
 
 def usage_error(text: str) -> click.UsageError:
@@ -327,7 +327,7 @@ def usage_error(text: str) -> click.UsageError:
 
 
 RELAY_URL = "ws://wormhole.tahoe-lafs.org:4000/v1"
-"""The default relay for invitations, also of Tahoe-LAFS."""
+"""The default relay for invitations; Tahoe-LAFS uses it, too."""
 
 relay_option = click.option(
     "--relay-url",
@@ -347,7 +347,7 @@ def checked_caps(caps: tuple[str, ...], cap_files: tuple[str, ...]) -> CapArgume
     Return the caps and cap files of a command line, for ``cap_lookup.named_files``.
 
     Raises:
-        click.UsageError: neither caps nor cap files were given.
+        click.UsageError: neither caps nor cap files were given, or the name of a cap file is empty.
     """
     if not caps and not cap_files:
         raise usage_error("Missing argument 'CAP...' or option '--cap-file'.")

@@ -28,11 +28,11 @@ class OutputFile:
         force: whether to replace an existing file.
         resume: whether to resume from a part file, and to leave one if this command is interrupted.
         say: is called with a sentence about a part file.
-        home: the open directory that contains ``path``; if another directory replaces it, that one gets no
-            file.
+        home: the open directory of ``path``; if another directory gets its path meanwhile, no file is written
+            there.
 
     Raises:
-        SinkError: the file exists and may not be replaced, or cannot be written.
+        SinkError: the file exists and must not be replaced, or cannot be written.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class OutputFile:
             )
 
     def report_misfit(self, result: GetResult) -> None:
-        """Report whether the part file of an earlier ``get`` was used."""
+        """Report whether the part file of an earlier ``get`` was used; report nothing if there was none."""
         if result.found_bytes and not result.here_bytes:
             self._say("the part file of an earlier get did not fit, and was overwritten")
         elif result.here_bytes:

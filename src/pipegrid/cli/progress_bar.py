@@ -98,7 +98,7 @@ class TransferSums:
 
     Attributes:
         done, total: the bytes that are done, and all bytes.
-        found: how many of the done bytes existed before.
+        found: how many of the done bytes existed before the transfers.
         hashed: how many bytes were hashed to make keys.
         hashing: how many files are being hashed.
     """
@@ -139,7 +139,7 @@ class OneTransfer:
         self._become(done=done, total=total, hashed=0, hashing=0)
 
     def found(self, done: int, total: int) -> None:
-        """Report how many bytes existed before."""
+        """Report how many bytes existed before the transfer."""
         self._become(found=self._of_the_file(done, total)[0])
 
     def hashed(self, done: int, total: int) -> None:
@@ -213,7 +213,7 @@ class ProgressBar:
                 bar.initial = 0
                 bar.reset()
             self._describe(self._verb, f"{amount(found)} found" if found else "")
-            # The rate does not count bytes that existed before.
+            # The rate does not count bytes that existed before the transfers.
             bar.last_print_n += found - bar.initial
             bar.initial = found
         bar.update(done - bar.n)

@@ -202,7 +202,7 @@ async def put_at(
         PipegridError: an operation on the grid failed, or the file cannot be read.
     """
     path, format, force, read_only = place
-    keeps = format is not None or options["random_key"]  # no other copy of the cap exists
+    keeps = format is not None or options["random_key"]  # then the printed cap is its only copy
     show = partial(_show, console, grid.config.directory if keeps else None, file)
     if file != "-" and os.path.isdir(file):
         raise SourceError(
@@ -276,11 +276,14 @@ def _overwritten(
     """
     Return the write cap of the mutable file to overwrite in place, or None to store a new file.
 
-    The file is overwritten even with ``force``: other programs with its cap must see the new content, and
-    this entry may have the only copy of the cap.
+    Without ``format``, an existing mutable file is overwritten even if ``force`` is given: other programs
+    with its cap must see the new content, and this entry may have the only copy of the cap.
 
     Args:
-        format: the format of a new mutable file, which replaces the old one only with ``force``.
+        format: the format of a new mutable file, which replaces an existing one only with ``force``.
+
+    Raises:
+        UsageError: a mutable file exists, and ``format`` is given without ``force``.
     """
     there = None if spot.there is None else spot.there.write_cap
     if not isinstance(there, MutableCap) or (force and format is not None):

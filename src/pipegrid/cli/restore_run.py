@@ -80,7 +80,7 @@ async def restore_tree(
         how: the options for fetching, without ``wants``.
 
     Raises:
-        UsageError: nothing may be removed from the target, or the user did not agree.
+        UsageError: files in the target must not be removed, or the user did not agree.
         PipegridError: the directory cannot be read.
     """
     if choice == RestoreChoice():
@@ -125,8 +125,8 @@ def _report_unread(
     console: Console, plan: restore_plan.RestorePlan, choice: RestoreChoice
 ) -> set[ExitStatus]:
     """
-    Report the directories that could not be read and whose entries are therefore not restored; return the
-    statuses.
+    Report the directories of a plan that could not be read, except those that the transfer will report
+    itself; return the statuses.
     """
     return {
         console.failed(error, cap_lookup.shown_path(path), {"path": list(path)}, True)

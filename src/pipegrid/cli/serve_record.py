@@ -39,7 +39,7 @@ _KINDS: Mapping[str, type] = {
     "tor_control_port": str,
 }
 _OF_THE_WAY = ("port", "location", "tor_control_port")
-"""The options whose values an onion service and an open server cannot share."""
+"""Options that are not taken from the last start if only one of the two starts is an onion service."""
 
 _OPTIONS = {
     "reserved_bytes": "--reserved-space",
@@ -201,7 +201,8 @@ def read(directory: Path) -> dict[str, Any]:
 
 def _inside(values: Mapping[str, Any], directory: Path) -> dict[str, str]:
     """
-    Return the storage's path relative to the directory that contains it, so that both can be moved together.
+    Return the storage's path relative to the node's directory, so that both can be moved together; return
+    nothing if the storage is not in that directory.
     """
     storage = Path(values.get("storage", "/"))
     if not storage.is_relative_to(directory.absolute()):

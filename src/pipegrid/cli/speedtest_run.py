@@ -130,7 +130,7 @@ async def _measure(
     import attrs
 
     target = make_target(reactor, directory, given)
-    if directory is None:  # else the grid's limits are not known yet
+    if directory is None:  # with a directory, its grid's limits are not known yet
         scenarios.choose(known_scenarios(target, given["quick"]), given["only"])
     rounds = given["rounds"] or (1 if given["quick"] else runner.DEFAULT_ROUNDS)
     seed = random.randrange(1 << 32) if given["seed"] is None else given["seed"]
@@ -241,7 +241,7 @@ def choose(
         chosen = [each for each in chosen if each.group != run_results.COLD_START]
     within, beyond = scenarios.split_by_duration(chosen, target.link, target.params)
     if beyond and given["only"] and not within:
-        within, beyond = beyond, []  # run them, since the user has named them
+        within, beyond = beyond, []  # the user has named no others, so run them
     if beyond:
         names = ", ".join(each.title for each in beyond)
         console.say(f"left out, since they would take minutes on this link: {names}")

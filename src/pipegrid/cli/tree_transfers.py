@@ -303,11 +303,11 @@ class SelectionOptions:
     def of(self, *directories: str) -> Callable[[str], file_selection.TreeSelection]:
         """
         Return a function that is called with one of the directories and returns the selection for one walk
-        through it.
+        through that directory.
 
         Raises:
             UsageError: a path in a list is not below any of the directories, or is relative and there are
-                several.
+                several directories.
         """
         only: dict[str, list[str]] = {}
         if self._lines is not None and directories:
@@ -331,12 +331,12 @@ class SelectionOptions:
         self._made.clear()
 
     def status_of(self, counts: tree_upload.TreeCounts) -> ExitStatus:
-        """Return the exit status for a stored tree, which depends on how much was left out."""
+        """Return the exit status for a stored tree: 1 if files were left out or, with ``strict``, skipped."""
         failed = counts.left_out or (self.strict and counts.skipped)
         return ExitStatus.FAILED if failed else ExitStatus.DONE
 
     def report_unmatched(self, console: Console) -> None:
-        """Report the patterns that matched nothing in all walks."""
+        """Report the patterns that matched nothing in any walk."""
         self._note_unmatched()
         unmatched = [each for each in self._given_in if each in self._unmatched]
         for pattern in unmatched[:MAX_UNMATCHED]:
@@ -437,7 +437,7 @@ def reports_of(
     def sending(counts: tree_upload.TreeCounts, more: int) -> None:
         nonlocal sending_bytes
         sending_bytes += more
-        if more > 0:  # after a decrease, the result follows at once
+        if more > 0:  # each decrease is followed at once by a call of ``moved``
             moved(counts)
 
     return tree_upload.TreeReports(left_out, moved, sending, waiting, skipped, not_stored)

@@ -55,7 +55,7 @@ class GatewayOptions(usage.Options):
         self._hosts.append(name)
 
     def postOptions(self) -> None:
-        """Raise an error for invalid values, or if the process may open too few files."""
+        """Raise an error for invalid values, or if the process is not allowed to open enough files."""
         if (why := few_files()) is not None:
             raise usage.UsageError(why)
         if self["directory"] is None:

@@ -93,7 +93,7 @@ class Options(usage.Options):
         self._certificates.append(file)
 
     def postOptions(self) -> None:
-        """Raise an error for invalid values, or if the process may open too few files."""
+        """Raise an error for invalid values, or if the process is not allowed to open enough files."""
         if (why := few_files()) is not None:
             raise usage.UsageError(why)
         if self["directory"] is None:

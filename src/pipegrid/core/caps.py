@@ -1,8 +1,9 @@
 """
 Capabilities: a class for each kind, a strict parser, and checks of what a cap grants.
 
-Every cap has exactly one spelling. Text of an unknown kind becomes an ``UnknownCap``, which can be copied but
-not opened. Source: the format reference, section 8; for mutable kinds, section 1 of its appendix.
+Every cap has exactly one spelling, except for obsolete hints in MDMF caps, which are ignored. Text of an
+unknown kind becomes an ``UnknownCap``, which can be copied but not opened. Source: the format reference,
+section 8; for mutable kinds, section 1 of its appendix.
 """
 
 from __future__ import annotations
@@ -214,8 +215,8 @@ def parse_cap(text: str) -> Cap:
     """
     Parse a cap.
 
-    A prefix ``ro.`` (read-only) or ``imm.`` (immutable) is removed if it is true of the cap. Otherwise the
-    result is an ``UnknownCap``, which cannot be opened.
+    A prefix ``ro.`` (read-only) or ``imm.`` (immutable) is removed if it is true of the cap. If it is not,
+    the result is an ``UnknownCap``, which cannot be opened.
 
     Raises:
         CapError: text names a known kind but is not a well-formed cap of that kind.
@@ -254,8 +255,8 @@ def shown_cap(cap: object) -> str:
 
 def _parse_bare(text: str) -> Cap:
     """
-    Parse a cap without a prefix. Text with a second prefix, or any other unexpected start, becomes an
-    ``UnknownCap``.
+    Parse the text of a cap after its prefix, if any. Text that begins with yet another prefix, or in any
+    other unexpected way, becomes an ``UnknownCap``.
     """
     end = text.find(":", len(_START))
     parse = _PARSERS.get(text[len(_START) : end]) if end >= 0 and text.startswith(_START) else None

@@ -70,7 +70,7 @@ class Decoder(FileShares):
         self._merge_gap_bytes = merge_gap_bytes
         self._running: dict[int, dict[int, ShareParts]] = {}
 
-    # What the caller still has to get.
+    # Which segments, bytes and good shares are still lacking.
 
     @property
     def segments_left(self) -> tuple[int, int]:
@@ -127,7 +127,7 @@ class Decoder(FileShares):
     def _is_useful(self, share: ShareParts) -> bool:
         if share.available:
             return True
-        # The share's server is gone, but all bytes that are still needed from it may have arrived.
+        # The share's server is gone, but all bytes of the share that are still needed may have arrived.
         if self.geometry is None or self._queue is None or share.layout is None:
             return False
         first, end = self._queue.next_delivery, self._queue.end
@@ -150,7 +150,7 @@ class Decoder(FileShares):
         tree.need(self._queue.next_delivery, self._queue.end, self._queue.end)
         return not tree.awaited()
 
-    # What to read.
+    # The ranges to read next from each share.
 
     def wanted(
         self,
@@ -168,8 +168,9 @@ class Decoder(FileShares):
         Args:
             ahead_bytes: how many bytes of blocks may be requested beyond those whose plaintext has been
                 returned; at least one block is requested.
-            most_bytes: the maximum number of bytes of blocks, even if that is only a part of one block.
-            part: only blocks of these segments [first, end).
+            most_bytes: the maximum number of bytes of blocks, even if that is only a part of one block; None
+                for no limit.
+            part: only blocks of these segments [first, end); None for all segments.
         """
         share = self._shares.get(share_number)
         if share is None or share.bad or not share.available or self.done:
@@ -297,7 +298,7 @@ class Decoder(FileShares):
             self._read_parts(share)  # if the share has ended, the hash will never arrive
             return None
         if not share.store.has(start, end):
-            return None  # the header is wrong: loading its tree dropped a part of the block
+            return None  # a wrong header: loading the tree dropped bytes of the block
         return Block(share.number, share.store.pieces(start, end), expected_hash)
 
     def _crypttext_hash(self, segment: int, queue: SegmentQueue) -> bytes | None:

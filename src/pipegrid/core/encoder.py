@@ -204,7 +204,7 @@ class Encoder:
 
     def finish(self, shares: Set[int] | None = None) -> list[ShareWrite]:
         """
-        Return the writes of what follows the blocks in each share, and make ``cap`` known.
+        Return the writes of the bytes that follow the blocks in each share, and make ``cap`` known.
 
         All segments must have been added. The block hash trees of the requested shares are in memory
         together: 1 MiB each for a file of 10 GB in segments of 1 MiB. Making them takes a third of a second,
@@ -235,7 +235,9 @@ class Encoder:
         return ueb.pack(self.geometry, crypttext_hash, crypttext_root_hash, share_root_hash)
 
     def trailer(self, share_number: int) -> ShareWrite:
-        """Return the write of what follows the blocks in one share. Call this only after ``finish``."""
+        """
+        Return the write of the bytes that follow the blocks in one share. Call this only after ``finish``.
+        """
         assert self.ueb, "trailers are known after finish()"
         return self._trailer(share_number, self._block_hashes.tree(share_number))
 
@@ -311,7 +313,7 @@ class Encoder:
             stripe = tuple(block[start:end] for block in primary)
             coded = encode_stripe(stripe, parity_numbers, k, n)
             for number, piece, hasher in zip(parity_numbers, coded, hashers, strict=True):
-                hasher.update(piece)  # while the piece is in the CPU's cache
+                hasher.update(piece)  # hashed while the piece is in the CPU's cache
                 if number in parity:
                     parity[number].append(piece)
         blocks = {
@@ -356,7 +358,7 @@ def encrypted(
     Args:
         padded_bytes: the length of the result.
         cipher: None to copy the bytes without encrypting them.
-        hasher: gets the ciphertext.
+        hasher: gets the ciphertext; None for no hash.
     """
     padded = memoryview(uninitialised(padded_bytes))
     position = 0

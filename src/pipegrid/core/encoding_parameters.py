@@ -60,7 +60,7 @@ class Params:
     How files are encoded: any ``required_shares`` of ``total_shares`` restore a file.
 
     Raises:
-        UsageError: unless 1 <= required_shares <= total_shares <= 256 and the segment is not empty.
+        UsageError: unless 1 <= required_shares <= total_shares <= 256 and max_segment_bytes >= 1.
     """
 
     required_shares: int = 3

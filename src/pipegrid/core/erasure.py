@@ -47,7 +47,7 @@ def uninitialised(size_bytes: int) -> bytearray:
 # Without ISA-L (Debian: ``libisal2``), or if its results differed, zfec is used.
 
 _NAMES = ("libisal.so.2", "libisal.2.dylib")
-_TABLE_BYTES = 32  # per coefficient, as ISA-L prescribes
+_TABLE_BYTES = 32  # ISA-L's table has 32 bytes for each coefficient
 _TRIAL = bytes(range(256)) * 5 + b"tail"
 
 Coder = Callable[[Sequence[Buffer]], Sequence[Buffer]]
@@ -207,7 +207,7 @@ which is too long for one small file.
 """
 
 LOADED_BYTES = 2 * 1024
-"""The same limit when ISA-L is already loaded; ISA-L is faster than zfec from about 1100 bytes on."""
+"""The limit for encoding once ISA-L is loaded: ISA-L is faster than zfec from about 1100 bytes on."""
 
 # Stripes start at multiples of a cache line within their block.
 _ALIGNMENT = 64
@@ -215,9 +215,9 @@ _ALIGNMENT = 64
 # zfec's speed varied by a fifth with the memory that got its results: the C library returned freed memory to
 # the kernel, so the next segment caused a page fault for every page, some 500 faults per megabyte. glibc
 # raises its thresholds when a large mapping is freed: it then no longer maps buffers up to this size
-# separately, and keeps twice as much free memory. No page is touched, so this takes microseconds and no
-# memory; with other allocators it has no effect. Stripes stay below the size that is mapped separately. See
-# docs/explanation-codec.md.
+# separately, and keeps twice as much free memory. So a buffer of ``_KEPT_BYTES`` is allocated here and freed
+# at once. No page of it is touched, so this takes microseconds and no memory; with other allocators it has no
+# effect. Stripes stay below the size that is mapped separately. See docs/explanation-codec.md.
 _KEPT_BYTES = 16 << 20
 bytes(_KEPT_BYTES)
 
@@ -295,7 +295,7 @@ def decode(
     recovered: dict[int, list[Buffer]] = {number: [] for number in missing}
     if missing:
         # zfec requires each given primary block at the position of its number, and parity blocks at the other
-        # positions. It would rearrange a tuple in another order in place.
+        # positions. If a tuple has another order, zfec would rearrange the tuple in place.
         parity = iter(chosen[k - len(missing) :])
         places = tuple(number if number in blocks else next(parity) for number in range(k))
         views = [memoryview(blocks[number]) for number in places]

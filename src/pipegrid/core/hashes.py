@@ -128,7 +128,7 @@ def tagged_hash(tag: bytes, value: Buffer) -> bytes:
     return Tag(tag).hash(value)
 
 
-@lru_cache(maxsize=4096)  # each step of a transfer asks for it
+@lru_cache(maxsize=4096)  # each step of a transfer needs the storage index
 def storage_index(key: bytes) -> bytes:
     """Return the 16-byte storage index that names the shares of the file with this key."""
     return STORAGE_INDEX.hash(key)[:STORAGE_INDEX_BYTES]

@@ -95,8 +95,8 @@ def parse_header(data: bytes) -> ShareLayout:
     Return the layout that a share's first bytes describe. A header is not authenticated.
 
     Raises:
-        ValueError: data is too short, the version is unknown, or the sections overlap or lie outside the
-            share.
+        ValueError: data is too short, the version is unknown, or the offsets give the hash chain or the block
+            hash tree an impossible length. The other offsets are not checked.
     """
     version = int.from_bytes(data[:4], "big")
     if version not in (1, 2):

@@ -87,11 +87,11 @@ def unpack_immutable(data: bytes) -> list[PackedChild]:
     """
     Return the children in ascending order of their names.
 
-    Children that an immutable directory must not have are left out. Of several children with the same name,
-    the last one counts.
+    Children whose caps an immutable directory must not have are left out. Of several children with the same
+    name, the last one counts.
 
     Raises:
-        DirectoryError: data is not an immutable directory.
+        DirectoryError: data is not an immutable directory; or a child has an encrypted write cap.
     """
     children: dict[str, PackedChild] = {}
     for stored, position in entry_bytes(data):
@@ -135,7 +135,7 @@ def immutable_cap(text: str) -> Cap | None:
     Return the cap of an immutable directory's child from the stored text. None if such a directory must not
     have it.
 
-    The stored text has no prefix ``imm.``, since the directory implies it.
+    The stored text needs no prefix ``imm.``, since the directory implies it.
     """
     bare = text.rstrip(" ").removeprefix(_IMMUTABLE)
     try:

@@ -185,7 +185,7 @@ def _maximum_matching(holdings: Sequence[int]) -> dict[int, int]:
     owner: dict[int, int] = {}
     free = _union(holdings)
     # Shares that a search reached without success. No later search can succeed through them, since the
-    # servers that own them hold no other shares.
+    # servers that own them hold only such shares.
     exhausted = 0
     for start in range(len(holdings)):
         if not free:

@@ -231,7 +231,7 @@ class FileShares:
         share = self._shares.get(share_number)
         return 0 if share is None else share.store.held_bytes
 
-    # What the reader calls.
+    # The methods that the reader calls.
 
     def add_share(self, share_number: int) -> None:
         """
@@ -294,7 +294,7 @@ class FileShares:
         if self._failure is not None:
             raise self._failure
 
-    # What is still needed from the shares.
+    # Which plaintext has been returned, and which blocks are not needed any more.
 
     @property
     def done(self) -> bool:

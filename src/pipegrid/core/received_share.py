@@ -33,7 +33,8 @@ class ShareBytes:
 
     Attributes:
         end: no byte at or after this offset exists, according to the server; None if unknown.
-        keeps: nothing is released. For readers that need parts twice, and only a little of the share.
+        keeps: whether ``release`` does nothing. For readers that need parts twice, and only a little of the
+            share.
     """
 
     __slots__ = ("_have", "_in_flight", "_pieces", "_requested", "_starts", "end", "keeps")
@@ -183,7 +184,7 @@ class BadPart(Exception):
 
     Attributes:
         section: the name that ``ShareLayout`` gives the part, or ``header``.
-        offset: where in the share data the part begins.
+        offset: where in the share data the part, or its wrong block or node, begins.
         what: what is wrong, as text to follow "share 3 is damaged: ".
     """
 
@@ -228,7 +229,7 @@ class ShareTree:
         cheap.
 
         Args:
-            last_leaf: the end of the leaves that will ever be needed.
+            last_leaf: the number after the last leaf that will ever be needed.
         """
         leaves = self._tree.num_leaves
         while self._needed_until < end_leaf:
@@ -390,8 +391,8 @@ def read_layout(header: bytes, total_shares: int) -> ShareLayout:
     """
     parsed = layout.parse_header(header)
     chain_bytes = parsed.uri_extension - parsed.share_hashes
-    # A mistyped cap may give too few shares. Then the comparison with the UEB should report this, so long
-    # chains are accepted here.
+    # A mistyped cap may give a total of shares that is too low for the chain. The comparison with the UEB
+    # reports such a cap, so chains of up to 256 shares are accepted here.
     most_entries = max(hash_tree.num_nodes(total_shares), hash_tree.chain_entries(256))
     if chain_bytes > most_entries * CHAIN_ENTRY_BYTES:
         raise ValueError("a share whose hash chain has more entries than the tree has nodes")
@@ -432,10 +433,11 @@ def prove_leaf(
         chain: the stored entries, in any order: 2 bytes node number, 32 bytes hash.
         offset: where the chain begins in the share, for the error.
         proven: nodes of the tree that chains of other shares have proven; this chain adds its nodes. If a
-            node is proven, so are its sibling and the nodes above it.
+            node is proven, so are its sibling and the nodes above it. None if no other share is known.
 
     Raises:
-        BadPart: the leaf or a node on its path is missing, or the nodes do not lead to the root.
+        BadPart: the leaf or a sibling on its path is missing, an entry is outside the tree or contradicts
+            another, or the nodes do not lead to the root.
     """
     leaf_key, end_key, path = _path_to_root(total_shares, share_number)
     nodes: dict[bytes, bytes] = {}  # keys are node numbers, as the chain stores them
@@ -499,7 +501,7 @@ def _wrong_entry(key: bytes, end_key: bytes) -> str:
 
 def blamed_offset(bad: BadPart, parsed: ShareLayout | None, geometries: list[Geometry]) -> int:
     """
-    Return the offset of what is most likely damaged: the bad part, or the header with the part's offset.
+    Return the offset of what is most likely damaged: that of the bad part, or 0, the offset of the header.
 
     A header is not authenticated. If the header places a part where no writer puts it, and the part is wrong,
     the header is at fault.

@@ -41,7 +41,8 @@ class SegmentResult(NamedTuple):
     Attributes:
         plaintext: the requested part of the segment, in pieces.
         bad_shares: the shares whose blocks did not match their hashes; if there are any, nothing was decoded.
-        consistent: False if good blocks gave a segment other than the one whose hash the author stored.
+        consistent: False if good blocks do not belong together: they give another segment than the one whose
+            hash the author stored, or have different salts (in MDMF).
     """
 
     segment: int
@@ -153,7 +154,10 @@ class WholeShareForm(NamedTuple):
 
 
 def whole_share_form(cap: ChkCap) -> WholeShareForm | None:
-    """Return the form of a file's shares; None if the file is too large to be decoded at once."""
+    """
+    Return the form of a file's shares; None if ``decode_whole`` cannot decode the file, which is empty or
+    longer than ``SMALL_FILE_BYTES``.
+    """
     return _form(cap.required_shares, cap.total_shares, cap.size)
 
 

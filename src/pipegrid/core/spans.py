@@ -15,7 +15,7 @@ class Span(NamedTuple):
     ``length`` bytes of share data from ``offset`` on.
 
     Attributes:
-        can_wait: the reader may delay this span for any time. A span that cannot wait is short.
+        can_wait: the reader may delay this span as long as it likes. A span that cannot wait is short.
     """
 
     offset: int

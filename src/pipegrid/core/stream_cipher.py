@@ -21,7 +21,7 @@ else:
 WritableBuffer = bytearray | memoryview
 
 Apply = Callable[[Buffer, WritableBuffer], object]
-"""Encrypts the next bytes of the first buffer into the second, of the same length; both may be the same."""
+"""Encrypts the first buffer into the second, which is equally long; both may be the same buffer."""
 
 _CIPHER_BLOCK_BYTES = 16
 
@@ -39,7 +39,7 @@ def _counting_from(counter: int) -> modes.CTR:
 
 def pycryptodome(key: bytes, counter: int) -> Apply:
     """Return pycryptodome's cipher, starting at block ``counter`` of the key stream."""
-    from Crypto.Cipher import AES  # takes 30 ms, so only where OpenSSL is missing
+    from Crypto.Cipher import AES  # the import takes 30 ms
 
     encrypt = AES.new(key, AES.MODE_CTR, nonce=b"", initial_value=counter).encrypt
     return lambda data, output: encrypt(data, output=output)

@@ -66,7 +66,7 @@ def counted(count: int, noun: str, nouns: str = "") -> str:
 
 
 def amount(size: int | None) -> str:
-    """Return a number of bytes for people: three digits and a unit."""
+    """Return a number of bytes for people: up to three digits and a unit; ``unknown`` for None."""
     if size is None:
         return "unknown"
     value = float(size)

@@ -72,8 +72,8 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = 
 
     Args:
         mode: the permissions of the new file.
-        durable: sync the bytes before the rename, and the name before this returns; False if the file may be
-            lost.
+        durable: sync the bytes before the rename, and the name before this returns; False: a power cut may
+            lose the file.
 
     Raises:
         OSError: the file cannot be written, and an existing file is unchanged; or its name could not be
@@ -110,8 +110,8 @@ def sync_name(path: Path | str) -> None:
     Sync the name of a file, which may contain the only copy of a directory's cap, or a key that others rely
     on.
 
-    The name cannot be synced if this process may write to the directory but not read it: that is not an error
-    either.
+    It is not an error if the name cannot be synced because this process has no permission to read the
+    directory, or because the file system does not support that.
 
     Raises:
         OSError: the disk fails.
@@ -125,8 +125,8 @@ def sync_directory(fd: int) -> bool:
     Sync the names in an open directory; return whether its file system supports that.
 
     Some file systems (CIFS, many FUSE ones) reject the call and store names in their own way: that is not an
-    error. A directory that this process may not list is open only for use in paths (``O_PATH``), and cannot
-    be synced either.
+    error. A directory that this process has no permission to list is open only for use in paths (``O_PATH``),
+    and cannot be synced either.
 
     Raises:
         OSError: the disk fails.
@@ -174,7 +174,7 @@ def sync_path(path: Path | str) -> None:
     Sync the bytes of a file, or the names in a directory, if the file system supports that.
 
     Raises:
-        OSError: the file or directory may not be read, or the disk fails.
+        OSError: the file or directory cannot be read, or the disk fails.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -215,7 +215,9 @@ def _open_hidden_file(path: Path) -> tuple[int, str]:
 
 
 def _open_hidden(name: str) -> int | None:
-    """Open, lock and empty the hidden file; return None if it is in use, or belongs to another user."""
+    """
+    Open, lock and empty the hidden file; return None if it is in use, or is not a regular file of this user.
+    """
     for _ in range(2):
         try:
             fd = open_locked(name, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, mode=0o600)
@@ -247,10 +249,11 @@ def _open_hidden(name: str) -> int | None:
 
 def remove_stale_link(target: str, inside: int | None = None) -> None:
     """
-    Remove the hidden name of a complete file that also has its final name; otherwise do nothing.
+    Remove the hidden name of a complete file that also has its final name; do nothing if the names belong to
+    different files.
 
-    Otherwise the hidden name would stay for ever, since a rerun finds the file complete. The removal needs
-    the part's lock, so that a part that another process has just begun is not removed.
+    Without this call the hidden name would stay for ever, since a rerun finds the file complete. The removal
+    needs the part's lock, so that a part that another process has just begun is not removed.
 
     Args:
         target: a path without symbolic links; with ``inside``, a name alone.
@@ -345,7 +348,8 @@ def can_name(directory: str) -> bool:
     """
     Return whether a directory's file system supports unnamed files, as far as can be found out.
 
-    This check names no file, so a killed process leaves nothing; ``give_name`` may still be forbidden.
+    This check gives no file a name, so a killed process leaves nothing. Even if the result is True,
+    ``give_name`` can be forbidden later.
 
     Raises:
         OSError: the check is impossible now: the directory does not exist, the disk is full, or too many
@@ -361,7 +365,7 @@ def can_name(directory: str) -> bool:
         return False
     try:
         give_name(fd, directory)
-    except FileExistsError:  # linkat has followed the link in /proc
+    except FileExistsError:  # linkat has followed the link in /proc, so giving a name works
         return True
     except OSError as error:
         if error.errno in _TEMPORARY_ERRORS:
@@ -419,7 +423,7 @@ def _fstatfs() -> Callable[[int], int] | None:
     return kind
 
 
-# Setting the permissions of such files, and reading the umask.
+# Permissions of hidden and unnamed files, and the umask.
 
 _NO_MODES = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 

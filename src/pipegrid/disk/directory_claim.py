@@ -3,9 +3,8 @@ Finds out and records which process runs on a node's directory.
 
 A Tahoe-LAFS node keeps ``running.process`` in its directory: its process id, and when that process was
 created, in seconds since 1970. A killed node leaves the file, and another process may have got the same id;
-so both values must match. A gateway writes the same file, and holds ``private/gateway.lock`` as long as it
-runs: a storage server may serve the same directory as a gateway, but not the same as a node. An introducer
-does so, too, with its own lock.
+so both values must match. A gateway and an introducer write the same file, and hold a lock as long as they
+run. A storage server can use the directory of a running gateway, but not of a running node or introducer.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ _MAX_BYTES = 1000
 
 def refuse_if_running(directory: Path, proc: Path = Path("/proc")) -> None:
     """
-    Raise UsageError if a Tahoe-LAFS node runs in the directory, as far as this system reports processes.
+    Raise UsageError if a Tahoe-LAFS node or an introducer runs in the directory, as far as this system
+    reports processes. A running gateway is not an error.
 
     Args:
         proc: the path of the kernel's file system of processes.
@@ -45,7 +45,7 @@ class DirectoryClaim:
     The exclusive right of one gateway, or one introducer, to a directory, until ``release``.
 
     Args:
-        lock_name: the name of the file to lock.
+        lock_name: the name of the file to lock, relative to the directory.
         program: what this process is, for errors.
 
     Raises:
@@ -100,7 +100,7 @@ def process_began(pid: int, proc: Path = Path("/proc")) -> float | None:
     """
     with suppress(OSError, ValueError, IndexError):
         # The second field is the program's name in brackets, which may contain any characters; the 22nd field
-        # is the start time since boot.
+        # is the start time, in clock ticks since boot.
         fields = (proc / str(pid) / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
         boot_s = next(
             int(line.split()[1])

@@ -147,7 +147,7 @@ def load_syncfs() -> Callable[[int], None] | None:
 
 
 CommitOutcome = PipegridError | None
-"""The outcome for one share of a group: None if the share is as durable as the policy demands."""
+"""The outcome for one share of a group: an error, or None if it is as durable as the policy demands."""
 
 
 class Commit:
@@ -198,11 +198,12 @@ class Commit:
 
     def sync_data(self, before: Commit | None = None) -> None:
         """
-        Make the bytes of all shares durable, except shares whose upload was discarded meanwhile.
+        Make the bytes of all shares durable, except shares whose upload was discarded meanwhile. If the disk
+        fails, discard the shares.
 
         Args:
             before: the preceding group, already published; this call syncs its names, too. For consecutive
-                groups that are not urgent, this halves the number of calls.
+                groups that are not urgent, this halves the number of ``syncfs`` calls.
         """
         lost = NoSuchShare("the upload was discarded before it was durable; begin it again")
         self._outcomes = {share: lost for share in self._shares if share.gone}

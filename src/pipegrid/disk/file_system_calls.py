@@ -41,7 +41,8 @@ _PIECE_BYTES = 1 << 20
 
 def few_files() -> str | None:
     """
-    Return an error sentence if the process may not open ``LEAST_FILES`` files; first try to raise the limit.
+    Raise the process's limit of open files to ``LEAST_FILES`` if it is lower; return an error sentence if
+    that fails, else None.
 
     A command that runs out of descriptors while it runs could not end cleanly.
     """
@@ -63,7 +64,7 @@ def few_files() -> str | None:
 
 def disk_error(error: OSError, what: str) -> ServerRefused:
     """
-    Return the error to report for an error of the operating system, which becomes its cause.
+    Return the error to report for an error of the operating system, which becomes the returned error's cause.
 
     Args:
         what: the failed action and its place; the text follows "cannot".
@@ -211,10 +212,12 @@ def lock_if_free(path: str) -> int | None:
 
 def create_locked(path: str, mode: int = 0o666) -> int | None:
     """
-    Create a file and lock it; return the descriptor, or None if the name exists.
+    Create a file and lock it; return the descriptor, or None if the name exists or another process has locked
+    the new file first.
 
     Raises:
         FileNotFoundError: the directory does not exist.
+        OSError: the file cannot be created or locked; no new file is left.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -226,7 +229,7 @@ def create_locked(path: str, mode: int = 0o666) -> int | None:
     except BlockingIOError:
         os.close(fd)
         return None  # another process has locked the new file first
-    except BaseException:  # no locks: without a lock the file would never be removed
+    except BaseException:  # without locks, nothing would remove the file later
         os.close(fd)
         remove(path)
         raise
@@ -247,7 +250,8 @@ def remove_empty(directory: str) -> None:
 
 def free_bytes(path: str) -> int | None:
     """
-    Return the free space, in bytes, for unprivileged users in a directory; None if unknown.
+    Return the free space, in bytes, for unprivileged users in a directory, or in its nearest existing parent
+    if it does not exist; None if unknown.
 
     The result is 0 if fewer than one in a hundred inodes are free: shares of one byte use up the inodes of a
     disk long before its bytes, and the server needs some inodes itself.
@@ -270,7 +274,10 @@ def free_bytes(path: str) -> int | None:
 
 
 def is_writable(path: str) -> bool:
-    """Return whether this process may write in a directory, or create the directory if it does not exist."""
+    """
+    Return whether this process has permission to write in a directory, or to create the directory if it does
+    not exist.
+    """
     path = os.path.abspath(path)
     while not os.path.lexists(path):  # a missing directory is created with its first share
         path = os.path.dirname(path)

@@ -18,7 +18,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Ending = CommitOutcome | Failure
-"""The outcome of the commit of one share: None if the share is as durable as the policy demands."""
+"""The outcome of the commit of one share: an error, or None if it is as durable as the policy demands."""
 
 BEGIN_BYTES = 2 << 20
 """
@@ -28,11 +28,11 @@ MB (measured).
 """
 
 MAX_BEGINNING = 16
-"""The most threads that start such writes at once; on a busy disk they wait. The sync writes the rest."""
+"""The most threads that make the disk start to write; on a busy disk they block. Syncs write the rest."""
 
 LINGER_S = 0.003
 COMPANY_SHARES = 8
-"""A group of at least this many shares waits for no more: its shares already share the calls of the disk."""
+"""If this many shares are committed at once, they wait for no others: they already share the disk's calls."""
 MAX_GROUP_SHARES = 64
 MAX_GROUP_BYTES = 64 << 20
 
@@ -73,8 +73,7 @@ class Grouping(Generic[T]):
     disk the first share waits a few milliseconds for others. Limits close a group early, so that neither the
     number of open files nor the wait for a huge share is unbounded.
 
-    Invariant: while no group runs, the waiting items may either be taken now, or it is known when they may
-    be.
+    Invariant: while no group runs, the waiting items can be taken either now or at a known time.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ class Grouping(Generic[T]):
         self._waiting_bytes += size_bytes
 
     def hurry(self) -> None:
-        """Close the current group without a further wait; it runs as soon as no other group does."""
+        """Close the current group without a further wait; it runs as soon as no other group runs."""
         self._hurry = bool(self._waiting)
 
     def finished(self) -> None:
@@ -117,7 +116,7 @@ class Grouping(Generic[T]):
 
     def wait_s(self, now_s: float) -> float | None:
         """
-        Return how many seconds until ``take`` returns a group without further events; None if it never does.
+        Return after how many seconds ``take`` returns a group if no other event happens; None: not at all.
         """
         if self._running or not self._waiting:
             return None
@@ -128,7 +127,8 @@ class Grouping(Generic[T]):
 
     def take(self, now_s: float) -> list[T]:
         """
-        Return the items of the group to run now, in the order of arrival; an empty list if it is too early.
+        Return the items of the group to run now, in the order of arrival; an empty list if no group may run
+        now.
         """
         if self.wait_s(now_s) != 0.0:
             return []
@@ -217,7 +217,7 @@ class GroupCommit:
         A share that another caller has already committed is not committed again.
 
         Args:
-            ended: called for each share, perhaps before this method returns.
+            ended: called with each share and its outcome, perhaps before this method returns.
         """
         new: list[Storable] = []
         for share in shares:
@@ -243,7 +243,12 @@ class GroupCommit:
             self._settle(new, commit_group(new, "none", self._disk_calls()))
 
     def written(self, share: Written) -> None:
-        """Record that more bytes of a share have arrived; the disk may start to write them."""
+        """
+        Handle that more bytes of a share have arrived: after each ``BEGIN_BYTES``, make the disk start to
+        write them.
+
+        Does nothing with the policy ``none``, or while ``MAX_BEGINNING`` threads already do so.
+        """
         if share.unsent_bytes < BEGIN_BYTES or self.policy == "none":
             return
         if share in self._beginning or len(self._beginning) >= MAX_BEGINNING:

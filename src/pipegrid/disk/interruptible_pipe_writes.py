@@ -37,7 +37,7 @@ def interruptible(fileno: Callable[[], int] | None = None) -> Iterator[None]:
         BaseException: the error given to ``end_waiting``; once given, it is also raised instead of any later
             wait.
     """
-    threading = sys.modules.get("threading")  # not imported: there is only one thread
+    threading = sys.modules.get("threading")  # if it is not imported, there is only one thread
     if threading is not None and threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -83,7 +83,7 @@ def write_some(stream: BinaryIO, data: memoryview) -> int:
     Write as many bytes as a stream accepts now; return how many.
 
     An unbuffered stream (``PYTHONUNBUFFERED``, as in many containers) accepts only what fits on the disk or
-    in the pipe. If another program has made the pipe non-blocking, every stream does.
+    in the pipe. So does every stream if another program has made the pipe non-blocking.
     """
     try:
         taken: int | None = stream.write(data)

@@ -36,11 +36,11 @@ class PartInUse(SinkError):
 
 
 class TargetExists(SinkError):
-    """The target exists, perhaps created just now, and may not be replaced."""
+    """The target exists, perhaps created just now, and must not be replaced."""
 
 
 def exists_already(path: str) -> TargetExists:
-    """Return the error for a file that may not be replaced."""
+    """Return the error for a file that exists and must not be replaced."""
     text = f"{path} exists already; choose another name, or add replace=True"
     return naming(TargetExists(text), "replace=True")
 
@@ -62,8 +62,8 @@ class PartFile:
       the lock;
     * the part has a second name, since a process was killed while publishing it, or by a hard link: that file
       is not written, and a new part is begun;
-    * a symbolic link, a pipe or another user's file has the part's name: links are never followed, only
-      regular files of this user are written, and other files are removed if permitted;
+    * a symbolic link or another user's regular file has the part's name: it is removed, if permitted. If a
+      pipe, device or directory has the name, the writer gets an error;
     * the part was created with a laxer umask: its permissions are reduced.
 
     The bytes are synced before the file gets its name, and the name is synced after that, so that a power cut
@@ -73,11 +73,11 @@ class PartFile:
     Args:
         path: of the file. If it is a symbolic link, the link stays, and its target is replaced.
         replace: replace an existing file; its permissions stay, unless links are not followed.
-        resume: continue the part of an interrupted writer; otherwise that part is removed, and no part is
-            left.
+        resume: continue the part of an interrupted writer; otherwise that part is emptied, and ``leave``
+            removes it.
         follow: follow a symbolic link; otherwise a link, device or pipe is replaced as a file would be.
-        inside: a descriptor of the directory, to use instead of the path; it must stay open as long as the
-            part is. Links are then not followed.
+        inside: a descriptor of the directory, to use instead of the path's directory; it must stay open as
+            long as the part is. Then ``follow`` must be False.
 
     Attributes:
         path: the path as given; used in errors.
@@ -86,7 +86,7 @@ class PartFile:
         position: where the next write goes.
 
     Raises:
-        SinkError: the file exists and may not be replaced, cannot be written, or another process is writing
+        SinkError: the file exists and must not be replaced, cannot be written, or another process is writing
             it.
     """
 
@@ -163,7 +163,7 @@ class PartFile:
             if error.errno not in NO_LOCKS:
                 raise
             with suppress(OSError):
-                if not os.lstat(part, dir_fd=self._directory).st_size:  # empty: just created
+                if not os.lstat(part, dir_fd=self._directory).st_size:  # empty, so new
                     os.unlink(part, dir_fd=self._directory)
             # Without locks two writers would not notice each other, so each writer gets its own part.
             part = part_path(f"{self._target}.{os.urandom(6).hex()}", self._directory)
@@ -177,7 +177,14 @@ class PartFile:
         self.found_bytes = os.fstat(self._fd).st_size
 
     def _locked(self, part: str) -> int:
-        """Open or create the part, and lock it; remove another file of the same name, unless it is in use."""
+        """
+        Open or create the part, and lock it. A link, another user's file, or a file with a second name is
+        removed first.
+
+        Raises:
+            PartInUse: another process has locked the part.
+            SinkError: a pipe, device or directory has the part's name.
+        """
         for _ in range(100):
             fd, is_new = self._open_or_make(part)
             try:
@@ -211,7 +218,8 @@ class PartFile:
 
     def _is_ours(self, part: str, fd: int, is_new: bool) -> bool:
         """
-        Lock the part; return False if it must be opened again, since its name now belongs to another file.
+        Lock the part; return False if it must be opened again, since its name now belongs to another file, or
+        since this file could not be used and was removed.
         """
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
@@ -306,7 +314,9 @@ class PartFile:
             os.ftruncate(self._fd, length)
 
     def flush(self) -> None:
-        """Do nothing, since ``write`` does not buffer; callers may flush any file object."""
+        """
+        Do nothing, since ``write`` does not buffer; the method exists because callers flush file objects.
+        """
 
     def publish(self, syncs_name: bool = True) -> None:
         """

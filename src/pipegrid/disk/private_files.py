@@ -28,8 +28,9 @@ def open_private(path: str, flags: int) -> int:
     Open a file for writing, and return its descriptor; a new file is created with permissions for its owner
     alone.
 
-    A symbolic link is rejected: in a directory where other users may write, a link may lead anywhere. If a
-    regular file of this user exists, other users lose their permissions; devices and pipes are not changed.
+    A symbolic link is rejected: in a directory where other users may write, a link may lead anywhere. If the
+    file exists and is a regular file of this user, other users lose their permissions; devices and pipes are
+    not changed.
 
     Args:
         flags: of ``os.open``, without ``O_CREAT``; an existing file is truncated only with ``O_TRUNC``.
@@ -120,6 +121,6 @@ def _make_one(path: str, mode: int) -> None:
         os.mkdir(path, mode)
     except FileNotFoundError:
         raise
-    except OSError:  # the directory may exist: a read-only disk reports other errors
+    except OSError:  # such as EROFS, even if the directory exists
         if not os.path.isdir(path):
             raise

@@ -62,6 +62,7 @@ def open_locked(
     Raises:
         FileNotFoundError: the file does not exist, or (when creating) its directory.
         CannotLock: the file system has no locks.
+        OSError: the file cannot be opened, or is a symbolic link.
     """
     while True:
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode)

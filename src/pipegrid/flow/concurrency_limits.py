@@ -23,7 +23,7 @@ from pipegrid.argument_checks import check_whole
 # monotonic clock.
 
 INITIAL_LIMIT = 64
-"""The initial limit; it doubles in the first round trip unless objects take longer than usual."""
+"""The initial limit, or ``most`` if less; it doubles in the first round trip unless objects queue."""
 
 FEW = 4
 """The limit while a cheaper protocol is set up, low enough to leave time and bandwidth for the setup."""

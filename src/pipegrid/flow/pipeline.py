@@ -31,7 +31,7 @@ KEPT_FAILURES = 8
 
 
 _MAX_REASON_CHARACTERS = 200
-"""Maximum characters that other messages quote of a failure's text, since the peer may have sent it."""
+"""Maximum characters of a failure's text, which the peer may have sent, that messages quote."""
 
 
 class RemoteCallFailure(Failure):
@@ -70,7 +70,7 @@ class Pipeline:
     * The first failure of a call stops the pipeline: no further call is started. The failure is reported
       once, to the oldest waiting ``add``, else to the next ``add``, ``when_space`` or ``flush``. All later
       ones fail with ``PipelineStopped``, whose cause is the first failure.
-    * Failures after the first are counted in ``failure_count``; the first few stay in ``failures``. A first
+    * All failures are counted in ``failure_count``; the first few stay in ``failures``. A first
       failure that was never reported is logged when the pipeline is garbage, as an unhandled error.
     * A reported failure holds an exception, so that a coroutine can raise it. If the protocol of a call
       passes failures on as text, the report is a ``RemoteCallFailure``, whose exception is what the protocol
@@ -247,8 +247,7 @@ class Pipeline:
         """
         Do the same as ``add``, for a call whose bytes can be released before it is acknowledged.
 
-        The first argument that ``call`` gets is a function, which it must call when the network has the
-        bytes.
+        The first argument that ``call`` gets is a function to be called when the network has the bytes.
         """
         token = self._begin(size, call)
         if token is not None:
@@ -441,7 +440,7 @@ class Pipeline:
 
 
 def _as_raisable(failure: Failure) -> Failure:
-    """Return the failure, or one that replaces it; its value is an exception, and it holds no frames."""
+    """Return this failure, or one that replaces it: its value is an exception, and it holds no frames."""
     if isinstance(failure.value, BaseException):
         # Frames would keep the message's bytes in memory. Subclasses of Failure may raise in this call.
         with suppress(Exception):

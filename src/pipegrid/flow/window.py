@@ -25,8 +25,8 @@ message may have at least an eighth of the limit, and at most nine eighths of th
 
 def left_for_message(limit_bytes: int, taken_bytes: int) -> int:
     """
-    Return the largest size of a message when ``taken_bytes`` of a limit are in use; 0 or less if none may
-    be sent.
+    Return the largest size of the next message when ``taken_bytes`` of a limit are in use; it may be 0 or
+    less.
     """
     return limit_bytes * _EIGHTHS // 8 - taken_bytes
 
@@ -157,8 +157,8 @@ FIRST_BYTES_PER_S = 16e6
 LIGHT_MESSAGE_BYTES = 16 << 10
 """
 If a round trip is known from a message of at most ``LIGHT_MESSAGE_BYTES``, the initial window is large enough
-for ``FIRST_BYTES_PER_S``: above 65 ms more than ``INITIAL_BYTES``. Ten servers then fill a link of 1 Gbit/s
-and 200 ms two round trips earlier.
+for ``FIRST_BYTES_PER_S``: if the round trip takes more than 65 ms, that is more than ``INITIAL_BYTES``. Ten
+servers then fill a link of 1 Gbit/s and 200 ms two round trips earlier.
 """
 
 FIRST_MESSAGE_BYTES = 384 << 10
@@ -171,13 +171,13 @@ LONG_PATH_MESSAGE_BYTES = 1 << 20
 """Size of later messages on a path that fills most of the memory; with 700 KB, servers had 25 % more work."""
 
 SHORT_PATH_S = 0.010
-"""A path with a shorter round trip is short: a large message costs the CPUs at both ends more time."""
+"""A path with a shorter round trip is short: CPUs need more time than that for a large message."""
 
 MESSAGE_S = 1.0
 """
-A message is at most what the link carries in this time, once the rate is known. With a near relay (a tunnel:
-0.5 ms, 40 kB/s), large windows made larger messages and these made larger windows, until one message took two
-minutes.
+Once the rate is known, a message is at most what the link carries in this time, or ``MINIMUM_BYTES`` if that
+is more. With a near relay (a tunnel: 0.5 ms, 40 kB/s), large windows made larger messages and these made
+larger windows, until one message took two minutes.
 """
 
 MINIMUM_BYTES = 64 << 10
@@ -198,7 +198,7 @@ busy even if acknowledgements come half a round trip late, as when a server writ
 
 PLATEAU_GROWTH = 1.25
 PLATEAU_ROUNDS = 3
-"""The start ends when the rate has grown by less than a quarter in each of three round trips."""
+"""The start ends after three round trips during which the rate grew by less than a quarter in total."""
 
 RATE_ROUNDS = 10
 """For how many round trips the best delivery rate is remembered."""
@@ -295,8 +295,8 @@ class AutoWindow:
     def message_bytes(self) -> int:
         """
         Half of the limit; on a path so short that nothing is idle while a message is acknowledged, all of it.
-        It is never more than what remains of 9/8 of the maximum, which limits the memory of a sender, or than
-        the link carries in ``MESSAGE_S``.
+        It is never more than the link carries in ``MESSAGE_S`` (or ``MINIMUM_BYTES``, if that is more), or
+        than what remains of 9/8 of the maximum, which limits the memory of a sender.
 
         On a long path the first message is smaller, since the link is idle until a message for every server
         has been made. If the path alone fills most of the maximum, all messages are smaller, since a message
@@ -394,7 +394,10 @@ class AutoWindow:
         return int(FIRST_BYTES_PER_S * light_rtt_s)
 
     def _light_rtt_s(self) -> float | None:
-        """Return the shortest round trip of any light message; None if no light message was measured."""
+        """
+        Return the shortest round trip that a light message or the transport has measured; None if there is
+        none.
+        """
         seen = self._transport_rtt_s()
         if self._rtt_s is None or self._rtt_size > LIGHT_MESSAGE_BYTES:
             return seen

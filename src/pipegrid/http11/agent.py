@@ -291,14 +291,14 @@ _URI = re.compile(rb"[\x21-\x7e]+")
 _ORIGIN = re.compile(rb"https?://[^/?#@\\]+", re.IGNORECASE)
 _BAD_IN_VALUE = re.compile(rb"[\r\n\0]")
 
-# Headers that only the agent may set, since they describe how the agent sends the request.
+# Headers that callers must not set, since they describe how the agent sends the request.
 _FRAMING = frozenset((b"content-length", b"transfer-encoding"))
 _METHODS_WITH_BODY = frozenset((b"POST", b"PUT", b"PATCH"))
 _KNOWN_METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"))
 
 _AGENT = "A PipelinedAgent"
 
-MAX_HOSTS = 1000  # maximum of remembered hosts; then idle ones are dropped
+MAX_HOSTS = 1000  # how many hosts are remembered before idle ones are dropped
 
 
 class _Origin:
@@ -337,8 +337,8 @@ class PipelinedAgent:
 
     Args:
         reactor: for timeouts, and for connections unless endpoints are given.
-        endpoints: how to connect; see ``pipegrid.http11.endpoints``. Excludes ``contextFactory``,
-            ``connectTimeout`` and ``bindAddress``.
+        endpoints: how to connect; see ``pipegrid.http11.endpoints``. Excludes ``contextFactory`` and
+            ``bindAddress``.
         limits: the limits for each host.
         contextFactory: an ``IPolicyForHTTPS``, which decides whose certificates are trusted, as for Twisted's
             ``Agent``.

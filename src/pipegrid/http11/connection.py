@@ -126,7 +126,7 @@ class PipelinedConnection(Protocol):
         self.round_trip_s: float | None = None
         self._corked = False  # True while a read is processed; writes wait for its end
         self._announced_close = False  # whether the last response had Connection: close
-        self._loss: Loss | None = None  # set when the phase becomes LEAVING
+        self._loss: Loss | None = None  # how the connection has ended; None before that
         # An orderly close delivers the written bytes and sends TLS's close_notify. If the server does not
         # close its side in time, the connection is aborted.
         self._close_timer = Timer(clock, self._abort_transport)
@@ -457,7 +457,10 @@ class PipelinedConnection(Protocol):
             self._end(closed("it was closed here"))
 
     def _end(self, how: Loss) -> None:
-        """Return every request to the owner and close the transport. Nothing else leaves the open phases."""
+        """
+        Return every request to the owner, and close the transport if it is open. Only this method sets
+        ``_loss``.
+        """
         if self._loss is not None:
             return
         clean = self._writer.is_clean and self._phase is not Phase.BROKEN

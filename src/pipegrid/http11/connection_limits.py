@@ -47,16 +47,16 @@ class Limits:
         blocked_after_s: how long a response may have no reader, or a paused one, before new requests use
             another connection. The requests after a response without a reader are then also sent again on
             another connection: a program may wait for a later response before it reads an earlier one.
-        slow_reader_after_s: how long a reader that has begun may pause after that, before the requests after
-            its response are sent again on another connection. The host is not at fault for such pauses, and
-            these requests are sent twice.
+        slow_reader_after_s: how long a reader that has begun may pause after ``blocked_after_s``, before the
+            requests after its response are sent again on another connection. The host is not at fault for
+            such pauses, and these requests are sent twice.
         connect_timeout_s: until a connection can be used, TLS included. After a quarter of this time a second
             attempt starts (``http11.dialer``).
         idle_timeout_s: an unused connection is closed after this time. Servers close theirs after 60 s (or 75
             s), and a request that crosses their close is lost; so the client closes first.
         continue_timeout_s: a body is sent without "100 Continue" after this time.
         close_timeout_s: how long an orderly close waits for the server's side.
-        max_attempts: connections that may be lost with a request before the request fails.
+        max_attempts: a request fails when this many connections were lost with it.
         serial_memory_s: the maximum time for which a host that failed at pipelining gets one request at a
             time. The first time it is a sixtieth of this, and it doubles each time, since the first failure
             may have been an accident.

@@ -46,7 +46,7 @@ class Alternatives:
     Args:
         ways: at least one, in the order of preference.
         told: called with False when a connection is made, and with True when the connection is usable, TLS
-            included. No request was sent on it before.
+            included. Both times, no request was sent on it yet.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class Dialer:
     times.
 
     Args:
-        connect: returns the endpoint; called for each connection, so that the endpoint may change. If this is
-            an ``Alternatives``, all its ways are tried.
+        connect: returns the endpoint; called for each attempt, so that the endpoint can change. If this is an
+            ``Alternatives``, all its ways are tried.
         server: the host's name for errors.
     """
 

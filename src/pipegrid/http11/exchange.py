@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class RequestNotSent(ServerUnreachable):
-    """The server did not process the request, so any request may safely be repeated."""
+    """The server did not process the request, so even one that is not idempotent can be repeated."""
 
 
 class AgentClosed(RequestNotSent):
@@ -167,8 +167,8 @@ def not_connected(server: str, error: BaseException) -> PipegridError:
 # One request and its response, for a connection.
 #
 # The connection calls these methods in this order, all but ``body_received`` at most once: ``handed_over``
-# (only for a long body), ``head_received``, ``body_received`` for each piece, ``completed``. It may call
-# ``failed`` at any time, and none of them after that. After ``abandoned`` is set it calls none of them.
+# (only for a long body), ``head_received``, ``body_received`` for each piece, ``completed``. It can call
+# ``failed`` at any time instead, and calls no method after that, nor after ``abandoned`` is set.
 
 IDEMPOTENT_METHODS = frozenset((b"GET", b"HEAD", b"PUT", b"DELETE", b"OPTIONS", b"TRACE"))
 
@@ -178,7 +178,7 @@ class Carrier(Protocol):
 
     @property
     def transport(self) -> Any:
-        """The transport of the connection; None before it is made."""
+        """The transport of the connection; None before the connection is made."""
 
     def cancel(self, exchange: Exchange, error: PipegridError | None = None) -> None:
         """Withdraw the request; if an error is given, the exchange fails with the error."""
@@ -307,7 +307,7 @@ class Exchange:
         if self.connection is not None:
             self.connection.cancel(self)
         else:
-            self.abandoned = True  # a pool drops it when it is its turn
+            self.abandoned = True  # the pool drops the request later
 
     def set_paused(self, paused: bool) -> None:
         """Pause or resume the response, as its reader has asked."""
@@ -388,7 +388,7 @@ class RawResponse:
         return self._headers
 
 
-# A function that gets status and headers, and may return a consumer for the body; None: collect the body.
+# A function that gets status and headers, and returns a consumer for the body; None: collect the body.
 ConsumerChoice = Callable[[RawResponse], IConsumer | None]
 
 

@@ -48,9 +48,10 @@ from pipegrid.reactor.deferreds import check_own_thread
 # that number becomes the quota; if it goes on after the quota, there is no quota.
 #
 # **Outstanding bytes.** Every server can take ``response_budget_bytes``. A host gets a measured window if its
-# ``Server`` header names a product that can take more, or if the host has answered many pipelined requests
-# and is not built on Twisted. If a connection with a measured window is lost once, the host gets no measured
-# window again. A caller that knows the host's program may raise the budget.
+# ``Server`` header names a product that can take more, or if the host has answered ``PROOF`` pipelined
+# requests and the header names any product except Twisted. If a connection with a measured window is lost
+# once with several unanswered requests, the host gets no measured window again. A caller that knows the
+# host's program can raise the budget.
 
 MIN_ASSUMED_BYTES = 256
 
@@ -218,8 +219,7 @@ class HostStats:
 #
 # **Silence.** If a server accepts connections and never responds, each of many requests would wait for its
 # own timeout. So all waiting requests without a longer timeout fail with the first one. If the host has
-# responded before, they fail after ``SECOND_CHANCE`` times as long, since the host may only have failed at
-# pipelining.
+# responded before, they fail after ``SECOND_CHANCE`` times as long, since perhaps only pipelining has failed.
 
 SECOND_CHANCE = 2
 
@@ -407,7 +407,10 @@ class HostPool:
         return True
 
     def _best_for(self, exchange: Exchange) -> PipelinedConnection | None:
-        """Return the connection with the fewest requests on which this request could be written at once."""
+        """
+        Return the connection with the fewest requests on which this request could be written at once; None if
+        there is none.
+        """
         record = self.record
         serial = record.is_serial(self._clock.seconds())
         needs_proof = self._unknown or (not exchange.idempotent and not record.proven)
@@ -584,7 +587,7 @@ class HostPool:
             return False
         if isinstance(error, RequestNotSent):
             return not isinstance(error, WrongServerKey)
-        # After garbage or silence no request is repeated, unless the server may not be the cause.
+        # After garbage or silence no request is repeated, unless pipelining or a slow link may be the cause.
         return exchange.idempotent and (not_its_fault or isinstance(error, RequestMaybeProcessed))
 
     def _check_invariants(self) -> None:

@@ -260,8 +260,8 @@ def public_key_pin(certificate: x509.Certificate) -> bytes:
 
 def problem_of(der: bytes, pin: bytes, server: str) -> WrongServerKey | None:
     """
-    Return the error for a certificate that does not have the pinned key, or is not signed by it; otherwise
-    None.
+    Return the error for a certificate that does not have the pinned key, or is not signed by its own key;
+    otherwise None.
 
     Args:
         der: the certificate.

@@ -16,7 +16,7 @@ FIRST_WINDOW_BYTES = 1 << 20
 GROUP_BYTES = 32 << 10
 """
 Requests that are written together and have small responses count as one message in the window, up to this
-many bytes: counting each request was an eighth of the cost of small responses.
+many bytes of responses: counting each request was an eighth of the cost of small responses.
 """
 
 CROWD_REQUESTS = 16
@@ -42,8 +42,8 @@ class RequestQueue:
 
     **Many small requests.** A server built on Twisted that has received many requests copies all of them for
     each line of a head, and for each body: with a megabyte of small shares, copying was a third of the
-    server's time. So if ``crowd_bytes`` is given, only this many bytes of requests may wait at the server,
-    unless there are only few requests.
+    server's time. So if ``crowd_bytes`` is given, at most about this many bytes of requests are unanswered,
+    except if there are fewer than ``CROWD_REQUESTS``.
 
     For a host that supports more outstanding bytes, ``budget_bytes`` is a measured window, bandwidth times
     delay, so that the link never idles.
@@ -217,10 +217,7 @@ class RequestQueue:
         return exchange
 
     def received(self) -> None:
-        """
-        Count only the outstanding bytes of the first response, since some of it has arrived, if its length is
-        known.
-        """
+        """Count only the missing bytes of the first response, if its length is known."""
         exchange = self.written[0]
         head = exchange.response
         if head is not None and head.length is not None:
@@ -241,7 +238,8 @@ class RequestQueue:
 
     def take_followers(self) -> list[Exchange]:
         """
-        Withdraw and return the repeatable requests after the first written one, and all queued ones.
+        Withdraw and return the repeatable, completely written requests after the first written one, and all
+        queued ones.
 
         Each withdrawn request that was written is replaced by an abandoned placeholder, since its response
         will still come.

@@ -137,7 +137,7 @@ class RequestWriter:
                     out.append(piece)
                     size += len(piece)
                 elif self._sender is not None:
-                    break  # the producer writes; ``body_sent`` continues
+                    break  # the producer writes the body; then ``body_sent`` calls ``pump``
                 else:
                     exchange = self._lane.start_next()
                     if exchange is None:
@@ -195,7 +195,7 @@ class RequestWriter:
                 exchange.sent = True  # this call writes all of it before it returns
 
     def _begin_body(self, exchange: Exchange) -> None:
-        # Storage servers get no such bodies, and the module needs more of Twisted.
+        # Imported here: storage servers get no such body, and the module imports more of Twisted.
         from pipegrid.http11.request_body_sender import BodySender
 
         self._sender = BodySender(self, exchange, self._server)
@@ -258,7 +258,8 @@ class RequestWriter:
 
 def _in_pieces(exchange: Exchange) -> Iterator[Buffer]:
     """
-    Yield a body in pieces. No last piece is small, since a small one would cost a TLS record and a call.
+    Yield a body in pieces. A part that is split has no small last piece, which would cost a TLS record and a
+    call.
     """
     for part in exchange.body:
         length = len(part)

@@ -93,9 +93,9 @@ Event = ResponseHead | Informational | bytes | End
 _FRAMING = frozenset((b"content-length", b"transfer-encoding", b"connection"))
 
 _LENIENCIES = {
-    # Accept a Content-Length in the trailer of a chunked response; this class refuses one in the head.
+    # Accept a Content-Length in the trailer of a chunked response; in its head, this class refuses one.
     "lenient_chunked_length": True,
-    "lenient_headers": True,  # line folding, and control characters (refused here)
+    "lenient_headers": True,  # for line folding; control characters are refused here
     "lenient_optional_cr_before_lf": True,
     "lenient_spaces_after_chunk_size": True,  # old Apaches write such spaces
 }

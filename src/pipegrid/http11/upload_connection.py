@@ -364,7 +364,7 @@ class UploadConnection:
     # Methods of the connection's owner; see ``http11.connection_loss``.
 
     def has_space(self, connection: PipelinedConnection) -> None:
-        """Do nothing: no requests wait while a connection accepts requests."""
+        """Do nothing: while a connection accepts requests, all requests are on the connection."""
 
     def answered(self, connection: PipelinedConnection, exchange: Exchange) -> None:
         self._reset()

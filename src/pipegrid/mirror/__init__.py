@@ -7,7 +7,7 @@ HIDDEN = ".pipegrid-mirror"
 """A directory in the destination: unpublished files, the lock, and records of verified files."""
 
 MANIFEST = "manifest"
-"""In ``HIDDEN``: the files that the last complete run wanted."""
+"""In ``HIDDEN``: the list of the files that the last complete run wanted."""
 
 NEW_MANIFEST = "manifest.new"
-"""In ``HIDDEN``: the files that an incomplete run wants; renamed to ``MANIFEST`` when the run is complete."""
+"""In ``HIDDEN``: the list of an incomplete run's files; renamed to ``MANIFEST`` when the run is complete."""

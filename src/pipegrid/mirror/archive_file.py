@@ -56,11 +56,9 @@ class Value:
 # An index is untrusted input. For every kind of index, this module refuses a path that could lead out of the
 # destination, a weak hash, and an invalid size.
 
-# the same as ``typing.TYPE_CHECKING``, without the slow import
-
 
 DIGEST_BYTES = {"sha256": 32, "sha384": 48, "sha512": 64}
-"""The accepted hash algorithms and the lengths of their hashes, the preferred algorithm first."""
+"""The accepted hash algorithms, the preferred one first, and the lengths of their hashes in bytes."""
 
 MAX_PATH_BYTES = 1024
 MAX_NAME_BYTES = 255
@@ -69,17 +67,17 @@ MAX_NAME_BYTES = 255
 MAX_DEPTH = 32
 
 MAX_SIZE_BYTES = 1 << 44
-"""16 TiB: no archive has a larger file, and sums of sizes stay far from any limit."""
+"""The maximum size of a file, 16 TiB: no archive has a larger one."""
 
 MAX_UNTOLD_BYTES = 4 << 30
 """The maximum size of a file if the index does not give its size."""
 
 _PLAIN_PATH = r"(?:[A-Za-z0-9_+~][A-Za-z0-9._+~:=-]*/)*[A-Za-z0-9_+~][A-Za-z0-9._+~:=-]*"
-"""Nearly all paths match this pattern; only the length of such a path must be checked."""
+"""Nearly all paths match this pattern; only the length and depth of such a path must be checked."""
 
 
 class BadEntry(PipegridError):
-    """An entry of an index is refused; the text names the reason and the index."""
+    """An entry of an index is refused; the text says why."""
 
 
 Skip = Callable[[BadEntry], None]
@@ -96,9 +94,9 @@ class ArchiveFile(Value):
 
     Attributes:
         path: relative to every mirror's URL and to the destination; parts are separated by ``/``.
-        size: bytes; None if the index does not give it, which is allowed only in RPM repositories.
+        size: in bytes; None if unknown (of all indexes, only those of RPM repositories may omit sizes).
         algorithm: of the hash, one of ``DIGEST_BYTES``.
-        digest: of the whole file.
+        digest: the hash of the whole file.
         remote: the path on the mirrors if it differs from ``path`` (such as a name that is the hash).
     """
 
@@ -122,7 +120,8 @@ def wanted(path: str, size: int | None, hashes: Mapping[str, bytes | str]) -> Ar
         hashes: as bytes or hex, by the algorithm's name in lower case.
 
     Raises:
-        BadEntry: the path leads out of the directory, the size is invalid, or all hashes are weak.
+        BadEntry: ``check_path`` refuses the path, the size is invalid, or there is no valid hash of
+            ``DIGEST_BYTES``.
     """
     check_path(path)
     if size is not None and not 0 <= size <= MAX_SIZE_BYTES:
@@ -223,7 +222,7 @@ def simplified(path: str) -> str:
 
 def casefold_path(path: str) -> str:
     """
-    Return a form of a path that is equal for two paths if any file system treats them as the same.
+    Return a form of a path; it is the same for two paths that some file system treats as the same.
 
     Some file systems ignore case, the composition of letters, or dots, spaces and invisible characters at the
     end of names.
@@ -270,8 +269,6 @@ def _from_hex(value: str) -> bytes | None:
 # replace the first. So the second is reported and not fetched, and the run continues. An existing file whose
 # name differs from the index only in case is the same file, so it is not deleted as unwanted.
 
-# the same as ``typing.TYPE_CHECKING``, without the slow import
-
 
 class PathCollisions:
     """
@@ -302,7 +299,8 @@ def kept_first(
     files: Iterable[ArchiveFile], folds: bool, is_there: Callable[[ArchiveFile], bool]
 ) -> Iterator[ArchiveFile]:
     """
-    Return an iterator of files; of files that are the same file in a mirror, it yields an existing one first.
+    Return an iterator of files; among files that would be the same file in a mirror, an existing one is
+    first.
 
     So the existing file is kept, since a published index may name it.
 

@@ -100,7 +100,8 @@ class FileOfEntries:
         Raises:
             BadEntry: a line is invalid, or repeats a path.
         """
-        # Eight bytes of each path's hash are kept. They are compared in parts that fit into memory.
+        # Only eight bytes of each path's hash are kept. They are compared in several passes, so that the set
+        # of each pass stays small.
         keys = array("q", (hash(each.path) for each in self))
         parts = len(keys) // _CHECKED_AT_ONCE + 1
         for part in range(parts):
@@ -249,7 +250,7 @@ class GridFetch:
         return entries
 
     async def _missing(self, entries: Iterable[ArchiveFile]) -> AsyncIterator[list[ArchiveFile]]:
-        """Yield lists of missing files, one list for each part of the entries."""
+        """Yield the missing files as lists, one for every ``LOOKED_AT_ONCE`` entries."""
         report = self.report
         folds, is_right = self._destination.folds, self._destination.is_there
         ahead = kept_first(entries, folds, is_right)

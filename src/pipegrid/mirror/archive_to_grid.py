@@ -38,8 +38,9 @@ from pipegrid.mirror.mirror_api import Mirror
 # Storing a mirror's files in a storage grid: one cap from which all of them can be restored.
 #
 # The files are stored as a tree of immutable directories with the same paths as in the mirror, which any
-# client of the grid can walk. The root also has ``HIDDEN`` with the list of the mirror's files and their
-# hashes, indexes last, so that a restore can verify every file and publish the files in this order.
+# client of the grid can walk. The root also has a file ``HIDDEN``: the list of the mirror's files and their
+# hashes, each release file after the indexes that it names. With the list, a restore can verify every file,
+# and publish the indexes in this order.
 #
 # The mirror records the caps of stored files by hash, so the next run stores only new files. A record is
 # written when its group of files is stored. Records are used only for the grid that they name, and only while
@@ -47,7 +48,7 @@ from pipegrid.mirror.mirror_api import Mirror
 # everything.
 
 STORED_AT_ONCE = 512
-"""How many files are stored and recorded together."""
+"""Maximum number of files that are stored and recorded together."""
 
 NOTES = f"{HIDDEN}/caps"
 GRID_CAP = f"{HIDDEN}/grid-cap"
@@ -60,7 +61,8 @@ class StoresArchives(Protocol):
 
     def put_many(self, sources: Sequence[Any]) -> Deferred[list[Any]]:
         """
-        Store paths or bytes; fires with a list that has an object with a ``cap``, or a ``Failure``, for each.
+        Store paths or bytes; fires with a list that has, for each of them, an object with a ``cap`` or a
+        ``Failure``.
         """
 
     def check(self, cap: Cap) -> Deferred[Any]:
@@ -90,12 +92,12 @@ class GridStore:
 
     async def store(self) -> DirectoryCap:
         """
-        Store all files of the last complete run; fires with the root's cap, which is also written to
+        Store all files of the last complete run; return the root's cap, which is also written to
         ``GRID_CAP``.
 
         Raises:
-            MirrorError: a file cannot be stored, or records cannot be written. The files stored until then
-                are recorded.
+            MirrorError: a file cannot be stored, or records cannot be written. Earlier groups of files are
+                recorded.
         """
         run = self._mirror.run
         await run(self._notes.open, self._again or not await self._is_kept())
@@ -220,7 +222,10 @@ class Notes:
         self._fd = -1
 
     def open(self, from_scratch: bool = False) -> None:
-        """Read the existing records; skip damaged lines (an interrupted write damages the last one)."""
+        """
+        Open the file, and read the existing records; skip damaged lines (an interrupted write damages the
+        last one). ``from_scratch``: remove the existing records instead.
+        """
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(self._path, flags, 0o600)
         with open(os.dup(self._fd), "rb") as file:
@@ -271,6 +276,8 @@ _INDEXES = ("dists/", "repodata/")
 
 
 def is_index(path: str) -> bool:
-    """Return whether a path is that of an index, which clients may see only after the files that it names."""
-    name = path.rpartition("/")[2]  # those of flat suites may be in any directory
+    """
+    Return whether a path is that of an index, which clients must not see before the files that it names.
+    """
+    name = path.rpartition("/")[2]  # indexes of flat suites may be in any directory
     return path.startswith(_INDEXES) or name in OWN or base_of(name) in ("Packages", "Sources")

@@ -1,6 +1,6 @@
 """
-Decisions about requests to hosts: which file is requested on which connection; windows, stalls, takeovers and
-rests. Without input or output.
+Decisions about requests to hosts: which file is requested on which connection; windows, stalls, takeovers,
+and pauses of failing hosts. Without input or output.
 """
 
 from __future__ import annotations
@@ -33,25 +33,26 @@ if TYPE_CHECKING:
 # scheduler knows only mirrors: there, a redirected job stays in flight at the mirror, while the job waits in
 # the queue of the other host.
 #
-# **Windows.** With a single mirror, as much is requested as each connection can hold: requests wait in the
-# connection's socket at no cost, since no other mirror could serve the files. With several mirrors, each
-# connection has a window, which doubles when that many bytes have arrived. Few files are requested from a
-# host that has not answered yet, since it may redirect all requests. (Connections of ``http11`` have windows
-# of their own.)
+# **Windows.** A window limits the outstanding bytes of a connection. With a single mirror, it is large
+# (``ALONE_WINDOW_BYTES``): waiting requests cost nothing, since no other mirror could serve the files. With
+# several mirrors, the window of a host's connections is small at first, and doubles when that many bytes have
+# arrived from the host. Few files are requested from a host that has not answered yet, since it may redirect
+# all requests. (Connections of ``http11`` have windows of their own.)
 #
 # **Stalls.** If a connection with outstanding responses receives nothing for a second, and another mirror can
 # work, the connection ends and its requests are made again; a single mirror gets more time. No connection
-# stalls while the disk delays reading. If a stalled connection had several requests at a time, the mirror is
-# serial from then on (one request at a time), since it may answer only the first of several. In this case a
-# single mirror is asked again without a rest.
+# stalls while the driver pauses reading. If a stalled connection had several requests at a time, the mirror
+# is serial from then on (one request at a time), since it may answer only the first of several. In this case
+# a single mirror is asked again without a rest.
 #
 # **Takeovers.** When no file is waiting, an idle mirror takes over requests from the mirror that would finish
 # last: as many as let both finish at the same time. These files are requested twice; the first response
 # counts.
 #
-# **Rests.** A host that fails repeatedly is not asked for half a second, then for one second, two seconds and
-# so on, and is given up after half a minute. A driver that handles only the usual case leaves the host to the
-# other driver instead.
+# **Rests.** After a failure, a host gets no requests for half a second; after further failures for one
+# second, two seconds and so on. If it serves no file between ``MAX_RESTS`` rests, half a minute in total, its
+# next failure gives it up. A driver that handles only the usual case has no rests, and leaves the mirror to
+# the other driver.
 
 QUOTA = 1000
 """The maximum number of requests on one connection: nginx closes it after that many."""
@@ -64,10 +65,7 @@ MAX_WINDOW_BYTES = 16 << 20
 ALONE_WINDOW_BYTES = 256 << 20
 
 MAX_REFUSED = 64
-"""
-The number of files that a mirror may lack before the epoll driver leaves it; a mirror that serves more files
-than this number may lack as many as it serves.
-"""
+"""The epoll driver leaves a mirror that lacks more files than this number, and more than it has served."""
 
 STALL_S = 1.0
 LONE_STALL_S = 15.0
@@ -89,7 +87,7 @@ MAX_HOSTS = 32
 """The maximum number of hosts that one mirror may redirect to."""
 
 MAX_QUEUED = 1024
-"""While this many jobs wait for hosts of a mirror, nothing more is requested from the mirror."""
+"""While this many of a mirror's jobs wait for hosts, the mirror gets no more files from the scheduler."""
 
 
 def has_stalled(
@@ -99,7 +97,8 @@ def has_stalled(
     Return whether a connection with outstanding responses has received nothing for too long.
 
     Args:
-        others: whether another mirror can fetch its files.
+        idle_s: the time since the last received byte.
+        others: whether another mirror can fetch the connection's files.
         pipelined: whether the connection has had several requests at a time.
         lone_stall_s: the time limit if neither ``others`` nor ``pipelined``.
     """
@@ -215,7 +214,7 @@ class ScheduledConnection:
 
     @property
     def unanswered(self) -> list[FetchJob]:
-        """Requests without a complete response, in order."""
+        """The jobs whose requests have no complete response, in the order of the requests."""
         raise NotImplementedError
 
     @property
@@ -273,7 +272,7 @@ class FetchSchedule:
 
     @property
     def connections(self) -> Iterator[ScheduledConnection]:
-        """The connections to all hosts that have not ended."""
+        """The connections that have not ended, to all hosts."""
         for host in self.hosts:
             yield from host.connections
 
@@ -302,8 +301,8 @@ class FetchSchedule:
         Return the stalled connections, which the driver must end; to be called a few times a second.
 
         Returns:
-            each connection with the reason, and whether its host is excused; other hosts must rest, or are
-                left to another driver.
+            each connection with the reason, and whether its host is excused; a host that is not excused must
+                rest, or is left to another driver.
         """
         able = {mirror.number for mirror in self.mirrors if mirror.own.can_work}
         stalled: list[tuple[Any, str, bool]] = []
@@ -414,7 +413,10 @@ class MirrorSchedule:
 
     @property
     def in_flight(self) -> list[FetchJob]:
-        """The mirror's outstanding requests, in the expected order of the responses."""
+        """
+        The jobs that were requested from the mirror, by connection and in order; then those that wait for its
+        hosts.
+        """
         jobs = [job for connection in self.connections for job in connection.unanswered]
         return jobs + [job for host in self.hosts for job in host.waiting]
 
@@ -428,7 +430,7 @@ class MirrorSchedule:
 
     @property
     def refuses_too_much(self) -> bool:
-        """Whether the mirror lacks more files than it may."""
+        """Whether the mirror has refused more files than ``MAX_REFUSED`` allows."""
         return self._refused > max(MAX_REFUSED, self.tally.files)
 
     def note(self, now_s: float) -> None:
@@ -560,11 +562,11 @@ class HostSchedule:
 
     Attributes:
         given_up: why nothing more is requested from the host; None if it is still used.
-        is_resting: whether the host is not asked for a while.
+        is_resting: whether the host gets no requests for a while, after a failure.
         connecting: how many connections are being made.
         has_answered: whether any response has arrived.
         spent: how many requests a connection accepts.
-        window_bytes: the most outstanding bytes on each connection.
+        window_bytes: a connection with at least this many outstanding bytes gets no further request.
         received_bytes: in total, including incomplete files.
     """
 
@@ -594,13 +596,14 @@ class HostSchedule:
 
     @property
     def is_redirected(self) -> bool:
-        """Whether the host is expected to redirect all requests to another host."""
+        """Whether most of the mirror's files are expected from another host."""
         return self.mirror.leads_to is not self
 
     @property
     def is_serial(self) -> bool:
         """
-        Whether each connection gets one request at a time, and connections that have had two are not used.
+        Whether each connection gets one request at a time; connections that have had two at a time are not
+        used.
         """
         return self._plan.is_serial(self.mirror.number)
 
@@ -656,7 +659,10 @@ class HostSchedule:
         return None
 
     def put_back(self, job: FetchJob) -> None:
-        """Queue a job again whose request the host has not processed."""
+        """
+        Put back a job whose request the host has not processed: if the host got it by a redirect, into the
+        host's queue, otherwise into the scheduler.
+        """
         mirror = self.mirror
         if job in mirror.routes and not job.is_over and self.given_up is None:
             self._waiting.appendleft(job)
@@ -672,7 +678,10 @@ class HostSchedule:
         return not (connection.pipelined or connection.is_outstanding) or not self.is_serial
 
     def is_useless(self, connection: ScheduledConnection) -> bool:
-        """Return whether nothing is outstanding on a connection, and nothing more will be requested."""
+        """
+        Return whether a connection is idle and gets no more requests, since a serial mirror's connection has
+        had two at a time.
+        """
         return connection.pipelined and not connection.is_outstanding and self.is_serial
 
     @property
@@ -717,7 +726,7 @@ class HostSchedule:
     def ask(self, connection: ScheduledConnection, job: FetchJob, now_s: float) -> bytes:
         """Return the request for a file, to be sent on a connection."""
         mirror = self.mirror
-        # Most requests need only this check, which reads one attribute.
+        # For most requests, the first of these conditions is false, and needs only one attribute.
         if not connection.outstanding_bytes and not connection.is_outstanding:
             connection.last_s = max(connection.last_s, now_s)
             mirror.begins(now_s)
@@ -751,7 +760,7 @@ class HostSchedule:
         Args:
             unanswered: the first job is the one whose response was due; it counts as failed. The rest are
                 requested again.
-            forgiven: whether the end was not the host's fault.
+            forgiven: whether the end was not the host's fault, so that no job counts as failed.
         """
         if connection in self.connections:
             self.connections.remove(connection)
@@ -766,7 +775,8 @@ class HostSchedule:
 
     def rest(self, least_s: float = 0.0) -> float | None:
         """
-        Let the host rest; return for how many seconds, longer each time. None: the host must be given up.
+        Let the host rest; return for how many seconds: at least ``least_s``, and longer each time. None: the
+        host must be given up.
         """
         self._rests += 1
         if self._rests > MAX_RESTS:
@@ -782,7 +792,7 @@ class HostSchedule:
             self._plan.rests(self.mirror.number, False)
 
     def works(self) -> None:
-        """Record that the host serves files, so its next rest is short."""
+        """Record that the host serves files, so its next rest is short again."""
         self._rests = 0
 
     def give_up(self, reason: str) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ssl import SSLContext
 
 # A credential is used only for the scheme, host, port and path that it names; after a redirect, the
-# credential of the new host is used. Messages contain only the names of files.
+# credential of the new host is used. Messages contain the names of the files, but no credentials.
 #
 # ``~/.netrc`` applies to http and https, as in curl. In apt's files an entry without a scheme applies only to
 # https; an entry may have a port and a path, and applies to everything below that path. The first match is
@@ -50,7 +50,7 @@ class Credentials:
     The credentials in some files.
 
     Attributes:
-        warnings: sentences about files that cannot be read, or that other users can read.
+        warnings: sentences about files that cannot be read, are too large, or can be read by other users.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Credentials:
         return next((each.header for each in found), b"")
 
     def read(self, path: Path, of_apt: bool) -> None:
-        """Add the credentials of a file, if it exists."""
+        """Add the credentials of a file, if it exists; ``of_apt``: of one of apt's files."""
         try:
             with path.open("rb") as file:
                 status = os.fstat(file.fileno())
@@ -101,7 +101,7 @@ def read_credentials(environment: Mapping[str, str], apt: str) -> Credentials:
     Return the credentials of apt's files and of ``~/.netrc`` (or of the file that ``NETRC`` names).
 
     Args:
-        apt: apt's directory.
+        apt: the directory of apt's configuration, such as ``/etc/apt``.
     """
     found = Credentials()
     found.read(Path(apt, "auth.conf"), True)

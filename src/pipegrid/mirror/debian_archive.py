@@ -80,8 +80,8 @@ from pipegrid.mirror.unique_entries import ArchiveOutcome, Entries, named_twice
 # 1. The release files are fetched from the first mirror with validly signed ones, which decides the version.
 # 2. The indexes that they name are staged, where no client sees them, and verified by hash.
 # 3. The files that the indexes name are fetched while the indexes are being read, and published.
-# 4. When all files exist the indexes are published, the release files last. After that, files that no index
-#    names any more may be removed.
+# 4. When all files exist the indexes are published, the release files last. After that, if the caller wants
+#    it, files that no index names any more are removed.
 #
 # If a file is missing after step 3 the previous indexes stay, since all their files exist; unless the caller
 # wants to keep going. Unusable entries of an index are skipped and counted. Indexes of the same suites that
@@ -94,7 +94,7 @@ T = TypeVar("T")
 __all__ = ["DebianArchive", "DebianOutcome", "Selection", "names_by_hash"]
 
 MAX_NAMED = 5_000_000
-"""The maximum number of files that all indexes may name; the largest archive names 1.4 million."""
+"""The maximum number of files that all indexes together may name; the largest archive names 1.4 million."""
 
 
 class DebianOutcome(ArchiveOutcome):
@@ -119,15 +119,15 @@ class DebianArchive:
 
     Args:
         mirror: the mirrors and the destination.
-        now: the time with which dates of release files are compared.
+        now: the time with which dates of release files are compared; None: the current time.
         ignores_dates: accept a suite that has expired or is from the future, but none that is older than the
             existing one.
         signing: the key that signs rebuilt indexes, which name only the fetched files and replace the
             archive's; see ``debian_filtered_indexes``. None: the archive's indexes are published.
 
     Raises:
-        UsageError: the name of a suite, component or architecture is invalid; or all suites are flat, but
-            components are given; or rebuilt indexes are wanted in a form other than packed.
+        UsageError: there is no suite; the name of a suite, component or architecture is invalid; all suites
+            are flat, but components are given; or rebuilt indexes are wanted with patches or not packed.
     """
 
     def __init__(
@@ -170,7 +170,8 @@ class DebianArchive:
         Bring the mirror up to date. Call this once.
 
         Args:
-            delete: remove files that are not named any more, if nothing failed or was skipped.
+            delete: remove files that are not named any more, if nothing failed or was skipped, and every
+                pattern of the filter matched.
             dry_run: fetch only indexes, publish nothing; ``mirror`` must be made for a dry run, too.
             keep_going: publish the indexes even if mirrors lack an index, or files that an index names.
             delete_excluded: with ``delete``, also remove files that only filters of earlier runs select.
@@ -243,8 +244,8 @@ class DebianArchive:
 
     def _would_be_new(self, suites: Sequence[Suite]) -> bool:
         """
-        Return whether the release files differ from the existing ones. With rebuilt indexes, compare the
-        release files that the existing indexes were rebuilt from. Runs in the destination's thread.
+        Return whether the release files differ from the existing ones; if indexes are rebuilt, from those
+        that the existing indexes were rebuilt from. Runs in the destination's thread.
         """
         if self._signing is None:
             return not self._destination.holds(_all_own(suites))
@@ -273,7 +274,10 @@ class DebianArchive:
     async def _stage(
         self, indexes: Sequence[Index], outcome: DebianOutcome, keep_going: bool
     ) -> list[Index]:
-        """Stage indexes, where no client sees them; return the indexes that could not be fetched."""
+        """
+        Stage indexes, where no client sees them; return those that could not be fetched, and lists of patches
+        that could not be read.
+        """
         made = [i for i in indexes if i.held != "packed" and i.kind in ("packages", "sources")]
         if made:
             wants = [await self._mirror.run(self._unpacked, index) for index in made]
@@ -402,8 +406,8 @@ class DebianArchive:
         self, indexes: Sequence[Index], apart: Sequence[Index], delete_excluded: bool
     ) -> FilterRecords:
         """
-        Set the filters of indexes to those of this run and of earlier runs; return the records. Runs in the
-        destination's thread.
+        Set ``filters`` of indexes to those of this run, and ``stays`` also to those of earlier runs; return
+        the records to write. Runs in the destination's thread.
         """
         own = self._selection.filter
         known = read_records(self._destination)

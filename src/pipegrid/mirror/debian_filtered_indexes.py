@@ -33,7 +33,7 @@ from pipegrid.mirror.package_filter import ALL
 from pipegrid.mirror.signatures import GpgKey
 
 UPSTREAM = f"{HIDDEN}/upstream"
-"""The directory in which the archive's own indexes are kept."""
+"""The directory in which the archive's own indexes are kept if rebuilt indexes are published."""
 
 RECORD = "reindexed"
 """In ``HIDDEN``: the record of the release files that the indexes were rebuilt from."""
@@ -48,8 +48,8 @@ def prepare(
     destination: Destination, indexes: Sequence[Index], apart: Sequence[Index]
 ) -> list[Index]:
     """
-    Stage those kept indexes in ``UPSTREAM`` that would be fetched otherwise; of each index, one form
-    suffices.
+    Stage those of the indexes that earlier runs have kept in ``UPSTREAM``, so that they are not fetched; of
+    each index, one form suffices.
 
     Returns:
         the indexes of other runs in the packed form; lists of patches are left out, since they do not apply
@@ -265,7 +265,7 @@ def record_of(suites: Iterable[Suite]) -> dict[str, str]:
 
 
 def read_record(destination: Destination) -> dict[str, str]:
-    """Return the record of the last run that rebuilt indexes; empty if there is none."""
+    """Return what earlier runs have recorded, in the form of ``record_of``; empty if there is no record."""
     data = destination.read(f"{HIDDEN}/{RECORD}", MAX_RECORD_BYTES) or b""
     lines = data.decode("utf-8", "replace").splitlines()
     return {path: digest for digest, _, path in (line.partition(" ") for line in lines)}

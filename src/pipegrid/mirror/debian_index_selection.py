@@ -62,10 +62,11 @@ class Selection(NamedTuple):
         with_sources: also mirror sources.
         with_patches: also mirror the patches of the indexes, for clients.
         also: patterns of further files in the release file, such as ``main/i18n/Translation-en.*``. Indexes
-            of packages are never included, lists of patches only ``with_patches``.
-        indexes: the form in which indexes are kept: packed as in the archive; or unpacked, or compressed
-            here. Patches can bring only the last two up to date.
-        filter: which packages of the indexes are wanted; also which sources, if it has ``sources``.
+            of packages and sources are never included, lists of patches only ``with_patches``.
+        indexes: the form in which indexes are kept: ``packed`` as in the archive, ``unpacked``, or ``zstd``
+            (compressed here). Patches can bring only the last two up to date.
+        filter: which packages and sources of the indexes are wanted; if it has ``sources``, indexes of
+            sources are mirrored even without ``with_sources``.
     """
 
     suites: tuple[str, ...]
@@ -287,7 +288,7 @@ def _check_also(release: Release, selection: Selection) -> None:
 
 
 def _is_wanted_also(path: str, release: Release, selection: Selection) -> bool:
-    # Published indexes must not name missing files.
+    # Published indexes must not name files that are not fetched.
     if names_packages(path) or (path.endswith(_PATCHES) and not selection.with_patches):
         return False
     # Release files also name unpacked forms, which archives do not have.

@@ -115,7 +115,7 @@ async def stage_indexes(
     mirror: ArchiveMirror, files: Sequence[ArchiveFile], staged: bool = True
 ) -> Obtained:
     """
-    Fetch files and stage them.
+    Fetch files and stage them; if not ``staged``, publish them.
 
     Files are fetched by hash if the release file allows it. Files that no mirror has by hash are fetched by
     path, since incomplete mirrors may lack the names by hash.
@@ -188,7 +188,7 @@ class PackedIndex:
         algorithms: of the wanted hashes.
 
     Attributes:
-        size: of the compressed bytes that were written.
+        size: the number of compressed bytes; complete after ``finish``.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class PackedIndex:
         self.size += len(data)
 
     def digests(self) -> Iterator[tuple[str, bytes]]:
-        """Yield pairs of an algorithm and the hash of the written bytes."""
+        """Yield pairs of an algorithm and the hash of the compressed bytes."""
         for algorithm, hasher in self._hashers.items():
             yield algorithm, hasher.digest()
 
@@ -276,7 +276,7 @@ def find(destination: Destination, index: ArchiveFile, staged: bool = True) -> A
     Return the compressed file of an index, if it exists and is right; else None.
 
     Args:
-        staged: the file may also be staged; a staged file with other content is removed.
+        staged: a staged file counts, too; one with other content is removed.
     """
     for line in _notes(destination):
         match = _NOTE.fullmatch(line)
@@ -358,7 +358,8 @@ class Unpacked(NamedTuple):
         target: the unpacked file.
         packed: the forms in which the index can be fetched, the best first.
         patches: the ``Index`` file that lists the index's patches; None if there is none.
-        have: the path of an older version in the destination, and its unpacked file; None if there is none.
+        have: the path of an older version in the destination, and the size and hash of its unpacked form;
+            None if there is none.
         compressed: whether the index is kept compressed.
     """
 
@@ -382,7 +383,7 @@ async def update(
     mirror: ArchiveMirror, wants: Sequence[Unpacked], patches_are_kept: bool = False
 ) -> tuple[int, int]:
     """
-    Stage these indexes unpacked.
+    Stage indexes unpacked, or compressed by zstandard if ``compressed``.
 
     Args:
         patches_are_kept: whether the patches are published too; each is published as soon as it arrives.

@@ -188,13 +188,14 @@ class Release(NamedTuple):
 
     Attributes:
         components: as listed; if there is no list, the components that have indexes.
-        files: the indexes by path relative to the release file, each with its best hash.
+        files: the indexes by path relative to the release file, each with its preferred hash.
         by_hash: whether the indexes can also be fetched by their hashes.
-        date, valid_until: with their time zones.
+        date, valid_until: with their time zones; None if not given.
         all_apart: whether packages for all architectures have their own index ``all`` instead of being listed
             in the index of each architecture.
         digests: all hashes of those files that have more than one.
-        others: the alternatives of files for which the release file gives several values of one hash.
+        others: the alternatives of files for which the release file gives several values of one hash, or
+            several sizes.
     """
 
     components: tuple[str, ...]
@@ -244,7 +245,8 @@ def read_release(
         ignores_dates: leave out an invalid date.
 
     Raises:
-        BadEntry: the text is not a release file, names refused files, or has only weak hashes.
+        BadEntry: the text is not a release file, has only weak hashes, or has an invalid date; or a line is
+            unusable, and ``skip`` is None.
     """
     found = next(paragraphs([data], _RELEASE_FIELDS, name), None)
     if found is None or not found.keys() & _HASH_FIELDS.keys():
@@ -302,7 +304,7 @@ class _NamedFiles:
         self._again: list[tuple[str, ArchiveFile | BadEntry]] = []
 
     def add(self, line: str, algorithm: str) -> None:
-        """Add a line of the list with hashes of this algorithm."""
+        """Add a line from the release file's list of this algorithm's hashes."""
         parts = line.split(None, 3)
         if len(parts) != 3 or _SIZE.fullmatch(parts[1]) is None:
             self._skip(
@@ -448,7 +450,7 @@ def packages(blocks: Iterable[bytes], name: str, skip: Skip | None = None) -> It
         skip: called with the reason for each unusable package; None: an unusable package is an error.
 
     Raises:
-        BadEntry: a path, size or hash is refused.
+        BadEntry: a package is unusable, and ``skip`` is None; or as for ``paragraphs``.
     """
     skip = skip or _refuse
     for found in paragraphs(blocks, _PACKAGE_FIELDS, name, _USUAL_PACKAGE):
@@ -497,7 +499,7 @@ def sources(blocks: Iterable[bytes], name: str, skip: Skip | None = None) -> Ite
         skip: called with the reason for each unusable file; None: an unusable file is an error.
 
     Raises:
-        BadEntry: a path, size or hash is refused.
+        BadEntry: a file is unusable, and ``skip`` is None; or as for ``paragraphs``.
     """
     skip = skip or _refuse
     for found in paragraphs(blocks, _SOURCE_FIELDS, name, _USUAL_SOURCE):

@@ -44,18 +44,19 @@ from pipegrid.mirror.signatures import (
 MAX_AHEAD = timedelta(hours=1)
 """
 How far an archive's clock may be ahead of ours. apt accepts ten seconds; it can retry a minute later, but a
-run of the mirror would fail. If our clock is much slower than the archive's, expired files cannot be
+run of the mirror would fail. If our clock is much earlier than the archive's, expired files are not
 recognised, so the limit is small.
 """
 
 
 class Suite(NamedTuple):
     """
-    One suite as one mirror has it: its release files by name, with their content; and its existing release in
-    the destination.
+    One suite as one mirror has it: its release files by name, with their content.
 
     Attributes:
         directory: relative to the archive; "": the archive itself.
+        release: the parsed release file.
+        before: the existing release file in the destination, parsed; None if there is none.
         is_flat: the suite has no components.
     """
 
@@ -116,7 +117,7 @@ _INDEX = re.compile(
 
 def in_order(paths: Iterable[str]) -> list[str]:
     """
-    Return paths in the order in which their files may be removed: indexes and release files before packages.
+    Return paths in the order in which their files must be removed: indexes and release files before packages.
     """
     return sorted(paths, key=lambda path: not _may_name_packages(casefold_path(path)))
 
@@ -236,7 +237,7 @@ class Suites:
     Finds suites on mirrors.
 
     Args:
-        now: the time with which dates of release files are compared.
+        now: the time with which dates of release files are compared; None: the current time.
         ignores_dates: as for ``DebianArchive``.
     """
 

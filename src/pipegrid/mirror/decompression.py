@@ -26,8 +26,8 @@ _LEAST_BYTES = 8  # length of the shortest frame
 
 class PatchError(PipegridError):
     """
-    A patch is damaged, or made for another index; the text says which patch and where. The full index must be
-    fetched.
+    A file is damaged, or a patch is made for another index; the text names the file or patch. The full index
+    must be fetched.
     """
 
 
@@ -94,8 +94,7 @@ def _reading(path: str) -> Iterator[None]:
 
 def _parts(file: FileIO, path: str) -> Iterator[bytes] | None:
     """
-    Return the decompressed pieces of a file; None if the file is not compressed. It is read from its
-    beginning.
+    Return the decompressed pieces of a file, read from its beginning; None if the file is not compressed.
     """
     head = file.read(6) or b""
     file.seek(0)
@@ -239,7 +238,7 @@ def check_index_bytes(name: str, size: int) -> None:
     Check the stated size of an index.
 
     Raises:
-        BadEntry: the size is larger than that of any index.
+        BadEntry: the size is larger than ``MAX_INDEX_BYTES``.
     """
     if size > MAX_INDEX_BYTES:
         raise BadEntry(f"{name} has a size of {size} bytes, which no index has")
@@ -252,7 +251,7 @@ def index_blocks(path: str, name: str, size: int | None) -> Iterator[bytes]:
     Args:
         path: of the file.
         name: of the index, for errors.
-        size: unpacked, in bytes; None if unknown.
+        size: unpacked, in bytes; None if unknown: at most ``MAX_INDEX_BYTES``.
 
     Raises:
         BadEntry: the index has more than ``size`` bytes, or cannot be read.

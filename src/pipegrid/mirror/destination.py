@@ -25,14 +25,14 @@ from pipegrid.mirror.archive_file import ArchiveFile, BadEntry, MirrorError, hol
 from pipegrid.mirror.hash_cache import HashCache, is_noted_at
 from pipegrid.mirror.stat_cache import QuickCheck, StatCache
 
-# The directories of a mirror, kept open (``MAX_OPEN_DIRECTORIES``).
+# The directories of a mirror, of which at most ``MAX_OPEN_DIRECTORIES`` are kept open.
 #
 # Every path is opened one part at a time, without following symbolic links, so that neither an index nor a
 # link leads out of the mirror's directory.
 
 MAX_OPEN_DIRECTORIES = 256
 MAX_ABSENT = 4096
-"""Maximum number of missing directories remembered; under the lock, no other process makes directories."""
+"""Maximum number of missing directories that are remembered; the lock keeps other runs from making any."""
 
 READ_BYTES = 1 << 20
 _LINKED = "link.new"
@@ -51,7 +51,8 @@ class Directories:
     The directories below a root.
 
     Args:
-        make: whether to make the root if it does not exist; otherwise all directories count as absent.
+        make: whether to make the root if it does not exist. False: if there is no root, all directories count
+            as absent.
 
     Raises:
         MirrorError: the root cannot be used.
@@ -188,7 +189,10 @@ class Directories:
         self._absent.clear()
 
     def sync(self, paths: Iterable[str]) -> None:
-        """Sync the new names in these directories, before files are removed that they replace."""
+        """
+        Sync these directories, so that the new names in them are durable before files that they replace are
+        removed.
+        """
         for path in paths:
             fd = self.directory(path, make=False)
             if fd is not None:
@@ -429,7 +433,7 @@ class Destination:
 
         Args:
             paranoid: hash the file even if it is recorded as right.
-            staged: the file may also be staged; a wrong staged file is removed.
+            staged: a staged file counts, too; a wrong staged file is removed.
 
         Raises:
             BadEntry: the path leads through a symbolic link, or something other than a file has the name.
@@ -524,7 +528,8 @@ class Destination:
         Move staged files to their final names, in the order of ``paths``; skip paths that are not staged.
 
         Raises:
-            BadEntry, MirrorError: as for ``publish``.
+            BadEntry: as for ``publish``.
+            MirrorError: a file cannot be renamed.
         """
         changed: dict[str, None] = {}
         for path in paths:
@@ -565,7 +570,8 @@ class Destination:
         Does nothing on a file system without hard links.
 
         Raises:
-            BadEntry, MirrorError: as for ``publish``.
+            BadEntry: a path leads through a symbolic link.
+            MirrorError: the name cannot be added.
         """
         for where in (f"{STAGED}/{path}", path):
             old, name = self._directories.place(where, make=False)
@@ -607,12 +613,12 @@ class Destination:
         self, fd: int, name: str, wanted: ArchiveFile, staged: bool, sha256: bytes | None = None
     ) -> bool:
         """
-        Give an open file of ``incoming`` its final name, durably, if its content is right; return whether it
-        is.
+        If the content of an open file of ``incoming`` is right, sync the file and give it its final name;
+        return whether it is right.
 
         Args:
             staged: as for ``publish``.
-            sha256: the SHA-256 of the content if known.
+            sha256: the SHA-256 of the content; None if unknown.
         """
         if wanted.size not in (None, os.fstat(fd).st_size):
             return False
@@ -710,8 +716,8 @@ class Destination:
 
     def leftovers(self) -> dict[bytes, str]:
         """
-        Return the names of an interrupted run's files in ``incoming``, by the hash that they should have;
-        remove files without such a name.
+        Return names of an interrupted run's files in ``incoming``, one for each hash that a file should have;
+        remove all other files there.
         """
         found: dict[bytes, str] = {}
         for name in os.listdir(self._incoming):
@@ -796,7 +802,7 @@ class ReadOnlyDestination(Destination):
     Like ``Destination``, but nothing is changed, and the directory need not exist.
 
     Attributes:
-        unnoted_files: how many files were hashed and could have been recorded.
+        unnoted_files: how many records were not written or removed, since this destination is only read.
     """
 
     def _open(self, hidden: str) -> None:
@@ -817,7 +823,7 @@ class ReadOnlyDestination(Destination):
 
     @property
     def unnoted_files(self) -> int:  # type: ignore[override]
-        """How many records were not written, since this destination is only read."""
+        """How many records were not written or removed, since this destination is only read."""
         return self._unnoted.files
 
     @cached_property

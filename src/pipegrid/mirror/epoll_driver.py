@@ -131,7 +131,7 @@ class EpollDriver:
         return self._all_read and not self._schedule.waits and not self._schedule.is_outstanding
 
     def _read(self, entries: Iterator[ArchiveFile]) -> None:
-        """Read some more wanted files from the list."""
+        """Read some more wanted files from the list, and give the missing ones to the scheduler."""
         if self._all_read:
             return
         chunk = list(islice(entries, AT_ONCE))
@@ -247,7 +247,9 @@ class EpollDriver:
         raise Lost(reason, ours=True)
 
     def _refuse(self, job: FetchJob, number: int, reason: str, kind: Failure) -> bool:
-        """Record that a mirror lacks a file or has a wrong one; return False if that is uncertain."""
+        """
+        Record that a mirror lacks a file or has a wrong one; return the same as ``Scheduler.failed_at``.
+        """
         mirror = self._schedule.mirrors[number]
         if not mirror.failed(job, kind, reason):
             return False

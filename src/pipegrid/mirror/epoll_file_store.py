@@ -187,8 +187,9 @@ def _outcome(job: Callable[[], Any]) -> Any:
 # **Order.** As in ``ArchiveSink``: the hash is checked, the bytes become as durable as the policy demands,
 # the file gets its final name, and then it counts as present.
 #
-# **Bounds.** There are at most ``MAX_PAGES`` pages of received bytes and three groups of files, one of which
-# collects at most ``MAX_GROUP_FILES``. A caller that needs a page, or stores a file, waits for space.
+# **Bounds.** There are at most ``MAX_PAGES`` pages of received bytes, and three groups of files: one that
+# collects at most ``MAX_GROUP_FILES``, one that is being synced, and one whose names are not durable yet. A
+# caller that needs a page, or stores a file, waits for space.
 
 MAX_PAGES = 32
 SPARE_PROCESSORS = 3
@@ -200,7 +201,7 @@ HANDED_BYTES = 4 * PAGE_BYTES
 MAX_GROUP_FILES = 2048
 
 MAX_OPEN_FILES = 256
-"""The maximum number of files in a group if each is synced alone, since all of them stay open until then."""
+"""The maximum number of files in a group if each is synced alone: all stay open until they are synced."""
 
 GROUP_BYTES = 32 << 20
 GROUP_FILES = 1024
@@ -415,7 +416,7 @@ class FileStore:
         )
 
     def whole(self, job: FetchJob, mirror: int, data: memoryview) -> str | None:
-        """Store a complete file; return a clause that says why it is wrong, or None."""
+        """Store a complete file; return a clause that says why it is wrong, None if it is right."""
         wanted = job.wanted
         if wanted.algorithm == "sha256":
             digest = sha256(data).digest()
@@ -461,7 +462,7 @@ class FileStore:
             self._report_outcomes(group)
             return
         while len(self._next.files) >= self._most_files and self._syncing is not None:
-            self._done.get()()  # this call may store more files, or begin another group
+            self._done.get()()  # this call can store more files, or begin another group
         if self._syncing is None and self._is_large(self._next):
             self._sync()
 
@@ -499,7 +500,10 @@ class FileStore:
         self._syncer.run(commit.sync_names, named)
 
     def _end(self, group: SyncBatch, commit: Commit) -> None:
-        """Report the outcomes of a group that is durable; raise the error if it could not be made durable."""
+        """
+        Report the outcomes of a group whose sync has ended; raise the error if the group could not be made
+        durable.
+        """
         outcome = commit.outcomes[0]
         if outcome is not None:
             raise self.destination.error(outcome, "keep files")

@@ -46,7 +46,7 @@ BUSY = frozenset({429, 503})
 """Statuses of an overloaded mirror, which say nothing about the file."""
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
-"""Statuses of redirects."""
+"""Statuses of redirects that are followed."""
 
 TRANSIENT = BUSY | {408, 425, 500, 502, 504}
 """Statuses of errors that may soon pass; the other errors are about the requested file."""

@@ -101,7 +101,7 @@ class MirrorRun:
             preconnected: may have opened connections in advance.
 
         Returns:
-            Whether all files were processed.
+            Whether every file is present or has failed; False as well if the run must end.
 
         Raises:
             BadEntry, MirrorError: as for ``EpollDriver.run``.
@@ -180,7 +180,8 @@ class MirrorRun:
         Remove leftovers of earlier runs, since every file is present or has failed. Runs in the destination's
         thread.
         """
-        # After a staged run, which fetches indexes, the run for their files may still use the leftovers.
+        # After a staged run, which fetches indexes, the run for the files that they name may still use the
+        # leftovers.
         if self._takes_up and not self.staged:
             self.look.drop_leftovers()
 
@@ -205,11 +206,11 @@ class MirrorRun:
 
 # One run by several processes, for the case that one processor is the limit.
 #
-# The files are divided into parts of about as many bytes and files. Each process has its part and its own
-# connections, and writes to the same directory. The processes are forked when the missing files are known,
-# before threads are started. Each process reports its result through a pipe; files that it left wait in the
-# parent's scheduler, as if the parent had left them. If a process ends without a result, its part is checked,
-# and its missing files are fetched again.
+# The files are divided into parts of about equally many bytes and files. Each process has its part and its
+# own connections, and writes to the same directory. The processes are forked when the missing files are
+# known, before threads are started. Each process reports its result through a pipe; files that the process
+# could not fetch wait in the parent's scheduler. If a process ends without a result, its part is checked, and
+# its missing files are fetched again.
 #
 # A forked process ends when its parent has ended: it checks this whenever it checks for signals.
 
@@ -317,7 +318,10 @@ class WorkerProcesses:
             raise MirrorError(failed)
 
     def _wait(self) -> None:
-        """Wait until the first process reports, which it does once, at its end."""
+        """
+        Wait until the first process of the list has reported or ended; if the run must end, end all
+        processes.
+        """
         looks = 0
         while not select.select([self._running[0][0].result_fd], [], [], LOOK_S)[0]:
             if self._stopped():

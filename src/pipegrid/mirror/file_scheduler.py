@@ -25,15 +25,12 @@ from pipegrid.mirror.archive_file import ArchiveFile
 # and neither is one that an overloaded mirror has deferred (``busy``).
 #
 # **Pipelining.** Some servers and proxies confuse, drop or join the responses to pipelined requests. So a
-# refusal is final only if the request was alone on a connection that never had two. If a file is *wrong* and
-# was requested in ``company`` (on a connection with further requests), this is uncertain: the file is
-# requested from the mirror again, alone, and until the response the mirror gets one request at a time
+# refusal is final only if the request was alone on a connection that never had two at a time. If a file is
+# *wrong* and was requested in ``company`` (on a connection with further requests), this is uncertain: the
+# file is requested from the mirror again, alone, and until the response the mirror gets one request at a time
 # (``is_serial``). If the file is then right, the mirror is serial for the rest of the run; if the file is
 # wrong again, the mirror has a wrong file, and its requests are pipelined again. After a refusal in company,
 # other mirrors are asked first.
-#
-# **The mirror of the index** knows what the index names. It need not have a file that other mirrors may have;
-# but a file counts as refused by all only when all other mirrors have refused it, too.
 #
 # **Invariant.** Each file is in exactly one state: waiting, in flight (once or, near the end, twice), done,
 # failed.
@@ -45,10 +42,10 @@ if TYPE_CHECKING:
     Failure = Literal["refused", "wrong", "broken", "busy"]
 
 MAX_BREAKS = 3
-"""How often a transfer of a file from one mirror may break. Each time costs at least a connection."""
+"""Maximum number of broken transfers of one file from one mirror. Each costs at least a connection."""
 
 UNKNOWN_BYTES = 1 << 20
-"""The assumed size of a file of unknown size. These are indexes, which other files wait for."""
+"""The assumed size of a file of unknown size, mostly an index; large, since other files wait for it."""
 
 
 class FetchJob:
@@ -58,11 +55,11 @@ class FetchJob:
     Attributes:
         refused_by, in_flight: bit sets, one bit per mirror: the mirrors that lack the file or have it wrong,
             and those from which it is requested now.
-        company: bits of the mirrors whose connection has had further requests.
+        company: bits of the mirrors from which the file is requested on a connection with further requests.
         unproven: bits of the mirrors that refused the file in company.
-        uncertain: bits of the mirrors to ask again, alone.
+        uncertain: bits of the mirrors from which the file must be requested again, alone.
         breaks: how often a transfer broke, by mirror; None: never.
-        reasons: the last reason of each mirror, for messages.
+        reasons: by mirror, why it last did not give the file; for messages.
         is_over: the file is done, or has failed.
     """
 
@@ -142,7 +139,8 @@ class Scheduler:
         self.serial_urls: set[str] = set() if serial_urls is None else serial_urls
         self._mirrors = mirrors
         self._urls = urls or [str(number) for number in range(mirrors)]
-        # For each mirror: the files that must be requested from it alone, and how many files are uncertain.
+        # For each mirror: the waiting files that must be requested from it without company, and the number of
+        # uncertain files, including those in flight.
         self._doubted: list[list[FetchJob]] = [[] for _ in range(mirrors)]
         self._uncertain_jobs = [0] * mirrors
         self._gone: set[int] = set()
@@ -173,7 +171,7 @@ class Scheduler:
         return bool(self._waiting or self._again) or any(self._doubted)
 
     def is_serial(self, mirror: int) -> bool:
-        """Return whether a mirror gets one request at a time, on connections that never had two."""
+        """Return whether a mirror gets one request at a time, on connections that never had two at a time."""
         return bool(self._uncertain_jobs[mirror]) or self._urls[mirror] in self.serial_urls
 
     def becomes_serial(self, mirror: int) -> None:
@@ -257,10 +255,11 @@ class Scheduler:
 
     def failed_at(self, job: FetchJob, mirror: int, kind: Failure, reason: str) -> bool:
         """
-        Record that this mirror could not give the file; it is put back for another mirror, or has failed.
+        Record that this mirror could not give the file; it is put back, or has failed if no mirror is left.
 
         Returns:
-            False if that is uncertain: the file is wrong, and other requests were on the connection.
+            False if the failure is uncertain: the file is wrong, but other requests were on the connection,
+                so their responses may be mixed up. The file is requested from this mirror again, alone.
         """
         bit = 1 << mirror
         in_company = job.company & bit
@@ -316,7 +315,7 @@ class Scheduler:
                 job.note(mirror, reason)
             self._put_back(job)
         if len(self._gone) < self._mirrors:
-            return  # the remaining mirrors may have all waiting files
+            return  # the remaining mirrors can still be asked for the waiting files
         waiting, self._waiting = self._waiting, []
         common = {mirror: reason}
         for _, each in waiting:
@@ -370,8 +369,8 @@ class Scheduler:
 
     def _take_doubted(self, of: int, mirror: int) -> FetchJob | None:
         """
-        Take a file that must be requested alone from mirror ``of``; for another mirror, this is the last
-        choice.
+        Return, for ``mirror``, a waiting file that must be requested alone from mirror ``of``, and remove it
+        from the queue; None if there is none.
         """
         for index, job in enumerate(self._doubted[of]):
             if self._may_ask(job, mirror):
@@ -380,8 +379,8 @@ class Scheduler:
 
     def _take_again(self, mirror: int) -> FetchJob | None:
         """
-        Take a file that was put back; files whose transfers broke less often from other mirrors are left to
-        these.
+        Return, for ``mirror``, a put-back file, and remove it from the queue; leave files whose transfers
+        broke less often from other mirrors to these mirrors.
         """
         for index, job in enumerate(self._again):
             if not self._may_ask(job, mirror):
@@ -447,11 +446,12 @@ class Report:
     Attributes:
         wanted_files, wanted_bytes: in the list or index, as far as it has been read.
         present_files: those that existed and were right.
-        fetched_files, fetched_bytes: those that were fetched.
+        fetched_files, fetched_bytes: those that were fetched, or in a dry run would be.
         fetched: the paths of the first ``MAX_SHOWN`` fetched files.
-        failed: path and reason of the first ``MAX_SHOWN`` files that no mirror could give.
-        failed_files: how many files no mirror could give.
-        unnoted_files: how many verified files could not be recorded.
+        failed: path and reason of the first ``MAX_SHOWN`` files that failed; when verifying, that are missing
+            or wrong.
+        failed_files: how many files failed.
+        unnoted_files: how many records of files could not be written or removed; see ``Destination``.
         retries: how often a file was requested again, from the same or another mirror.
         tallies: of each mirror, in the order given.
         elapsed_s: the duration of the run until now.

@@ -125,7 +125,8 @@ class Ledger:
 
     A ledger is for one thread at a time; processes that fetch and verify at the same time share the database.
     The ledger only saves time, so its errors are not reported. On a full or read-only disk it records
-    nothing. A damaged database is renamed, and a new one begun: the files in it are hashed again.
+    nothing. A damaged database is renamed, and a new one begun; files that were recorded in the damaged one
+    are hashed again.
     """
 
     def __init__(self, path: str) -> None:
@@ -217,7 +218,7 @@ class HashCache:
     The records of a mirror's files: in attributes, or in a ``Ledger`` on file systems without them.
 
     Args:
-        path: of the ledger, which is made for the first record in it.
+        path: of the ledger, which is made when the first record is written to it.
         seen: also records the status of the files.
     """
 
@@ -251,8 +252,8 @@ class HashCache:
         Remove all records of an open file that was hashed and is wrong.
 
         When a disk loses data, the file's times stay the same. Without this call, the next run would accept
-        the file again, after a ``paranoid`` run has found it wrong. If the attribute cannot be removed, the
-        file gets another time.
+        the file again, after a ``paranoid`` run has found it wrong. If a record cannot be removed, the file
+        gets another time, which the record does not match.
 
         Returns:
             Whether that succeeded. After False the next run may accept the wrong file.

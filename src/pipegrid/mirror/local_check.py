@@ -29,7 +29,7 @@ _NOT_GIVEN_BACK = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})
 """Errors with which disks and file systems report that written data is lost."""
 
 MirrorEntry = ArchiveFile | tuple[str, int | None, Mapping[str, bytes | str]]
-"""A file that the mirror should have: path, size in bytes, and hashes by algorithm."""
+"""A wanted file; in a tuple: path, size in bytes (None if unknown), and hashes by algorithm."""
 
 
 class VerifyPolicy:
@@ -39,7 +39,7 @@ class VerifyPolicy:
     Args:
         paranoid: hash all files again.
         sample: hash this share of the files again, 0.0 to 1.0.
-        drawn: draws the sample; None: at random.
+        drawn: the generator that draws the sample; None: a new one.
     """
 
     def __init__(
@@ -106,6 +106,7 @@ class LocalCheck:
     Finds the missing files, and counts the wanted and the existing ones.
 
     Args:
+        staged: a staged file counts as existing, too.
         takes_up: whether complete files of an interrupted run are published; otherwise they count as missing.
     """
 

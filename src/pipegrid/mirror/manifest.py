@@ -35,7 +35,7 @@ def noting(
     Yield entries, and write each to the new manifest, which takes effect with ``keep_manifest``.
 
     Args:
-        further: entries that are written as well, but not yielded.
+        further: entries that are written before the others, and not yielded.
     """
     with (
         destination.reporting("record its files"),
@@ -58,7 +58,7 @@ def add_to_manifest(destination: Destination, entries: Iterable[ArchiveFile]) ->
 
 def check_complete(path: str) -> None:
     """
-    Check the manifest of a mirror without changing anything.
+    Check that a mirror has a manifest, without changing anything.
 
     Raises:
         MirrorError: no run to this directory was complete.
@@ -127,8 +127,7 @@ def read_manifest(destination: Destination) -> Iterator[ArchiveFile]:
 
 def read_pieces(destination: Destination, part: ManifestPart) -> Iterator[bytes]:
     """
-    Yield a part of the manifest, some hundred whole lines at a time; only a line that is too long may be
-    split.
+    Yield a part of the manifest in pieces of some hundred whole lines; only a line that is too long is split.
     """
     with _open(destination) as file:
         file.seek(part[0])

@@ -54,7 +54,7 @@ from pipegrid.reactor.workers import CpuWorkers, Workers
 
 TIMEOUT_S = 20.0
 MOST_S = 300.0
-"""The time limit for all files of one call; for a mirror that exceeds it, the next mirror is used."""
+"""The time limit for all files of one call; if a mirror exceeds it, the next mirror is used."""
 
 PAUSES_S = (1.0, 5.0)
 """The pauses before an overloaded mirror is asked again, unless it demands longer ones."""
@@ -137,8 +137,9 @@ class SmallFiles:
         Return the files that the mirror gives; ``asked`` has the path and the limit in bytes of each wanted
         file.
 
-        Refusals are in the result too: many mirrors refuse missing files with a status other than 404, and
-        some files may be missing. All files are requested at once, and afterwards the connection is closed.
+        Refusals are no error, but in ``refused`` of the result: many mirrors refuse missing files with a
+        status other than 404, and some files may be missing. All files are requested at once, and afterwards
+        the connection is closed.
 
         Raises:
             MirrorError: as for ``fetch``.
@@ -278,7 +279,7 @@ class Mirror:
         self._limit = limit_bytes_per_s
         self._progress = progress
         self._dry_run = dry_run
-        # The epoll driver does not support custom endpoints and a rate limit.
+        # The epoll driver supports neither custom endpoints nor a rate limit.
         self._sprints = endpoints is None and self._limit is None and can_use_epoll(self._addresses)
         self._running: TwistedDriver | None = None
         self._in_flight: set[Deferred[Report]] = set()
@@ -319,7 +320,8 @@ class Mirror:
         Raises (through the Deferred):
             BadEntry: an entry is refused; this and the following files are not fetched.
             MirrorError: the destination accepts no more files.
-            UsageError: a run is in progress, the mirror is closed, or ``files`` has something else.
+            UsageError: a run is in progress, the mirror is closed or has no URL, or ``files`` has a wrong
+                type.
         """
         dry_run = self._dry_run and not always
         work = MirrorRun(

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 MAX_LIST_BYTES = 4 << 20
 MAX_LINES = 10_000
 MAX_SELECTED = 5
-"""How many mirrors of one list a run uses."""
+"""Maximum number of mirrors of one list that a run uses."""
 
 MAX_VERSIONS = 64
-"""How many versions of ``repomd.xml`` a metalink may name."""
+"""Maximum number of versions of ``repomd.xml`` that are read from a metalink."""
 
 TIMEOUT_S = 20.0
 MOST_S = 60.0

@@ -113,7 +113,7 @@ class Address(Value):
 
     Attributes:
         prefix: the beginning of every request's target, ending in ``/``.
-        proxy: the proxy that is asked instead; None: the host itself.
+        proxy: the proxy that gets the requests; None: the host itself gets them.
         headers: further header lines of every request, each with its line end; left out of ``repr``.
         access: shared by all hosts of a run.
     """

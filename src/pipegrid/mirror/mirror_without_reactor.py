@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 
 STALL_S = 5.0
 PACE_BYTES = 4 << 10
-"""The minimum that must arrive in any ``STALL_S``."""
+"""The minimum that must arrive in every period of ``STALL_S``."""
 
 MOST_S = 120.0
-"""The time limit for all small files together."""
+"""The time limit for the small files that are requested from one host."""
 
 LOOK_S = 0.1
 """How often to check, while waiting, whether the run must end."""

@@ -24,7 +24,7 @@ FILTERS = "filters"
 
 MAX_RECORD_BYTES = 1 << 20
 MAX_RECORDED = 64
-"""How many filters are recorded for one index; few runs share an index."""
+"""Maximum number of filters that are recorded for one index; few runs share an index."""
 
 MAX_NEWEST = 1000
 
@@ -80,7 +80,7 @@ class PackageFilter(NamedTuple):
         return self._replace(newest=0)
 
     def reasons(self, each: Description) -> Iterator[tuple[str, str]]:
-        """Yield each option and pattern that matches a package."""
+        """Yield pairs of an option and its pattern, for each pattern that matches a package."""
         for option, patterns, texts in self._tests(each):
             for pattern in patterns:
                 if any(fnmatchcase(text, pattern) for text in texts):
@@ -109,7 +109,7 @@ class PackageFilter(NamedTuple):
             yield "--arch", self.architectures, (each.architecture,)
 
     def patterns(self) -> Iterator[tuple[str, str]]:
-        """Yield each option and pattern of the filter."""
+        """Yield pairs of an option and its pattern, for each pattern of the filter."""
         for option, patterns, _ in self._tests(Description("", "", "")):
             for pattern in patterns:
                 yield option, pattern
@@ -338,7 +338,7 @@ def others_of(recorded: Sequence[PackageFilter], own: PackageFilter) -> list[Pac
 
 def write_first(destination: Destination, records: FilterRecords) -> None:
     """
-    Record the filters of a run, in addition to the recorded ones, before the run publishes packages.
+    Record the filters of a run, in addition to the recorded ones, before the run publishes indexes.
 
     If the run is interrupted after that, no other run removes its packages as unselected.
 

@@ -35,13 +35,13 @@ from pipegrid.reactor.process_settings import start_thread
 # Sources: POSIX ed; the ``Index`` files of Debian's archive.
 
 END = 1 << 62
-"""The end of the index, whose length is unknown before it is read."""
+"""Stands for the end of the index: its number of lines is unknown before the index is read."""
 
 MAX_EDITS = 1_000_000
 """The maximum number of edits in all patches of an index; each takes 150 bytes of memory."""
 
 MAX_STEPS = 20_000_000
-"""Maximum pieces that all patches of a merge process together: ten seconds, like fetching the index."""
+"""Maximum pieces and edits in all steps of a merge; these take ten seconds, like fetching the index."""
 
 _COMMAND = re.compile(rb"([0-9]{1,13})(?:,([0-9]{1,13}))?([acd])")
 
@@ -188,12 +188,11 @@ class _PdiffLines:
     def __init__(self, pieces: list[Piece]) -> None:
         self._pieces = iter(pieces)
         self._piece: Piece | None = next(self._pieces, None)
-        self._taken = (
-            0  # how many lines of ``_piece`` were taken, if it is a list: the rest is not copied
-        )
+        # How many lines of ``_piece`` were taken, if it is a list; counting avoids a copy of the others.
+        self._taken = 0
 
     def take(self, count: int, out: list[Piece]) -> None:
-        """Move ``count`` lines to ``out``; all that are left if they are fewer."""
+        """Move the next ``count`` lines to ``out``, or all that are left if they are fewer."""
         for piece in self._next(count):
             _add(out, piece)
 
@@ -389,7 +388,7 @@ class _Page:
     def take(self, lines: int) -> tuple[memoryview, int]:
         """
         Return the bytes of the next ``lines`` lines, or of all lines that are left; and the number of line
-        ends in these bytes.
+        ends in these bytes (0 if they were not counted, since the whole index is wanted).
         """
         start = self.at
         if lines >= END >> 1:  # the whole page is wanted, so counting is not needed
@@ -416,7 +415,7 @@ class _Ends:
     """Finds the line ends of the page that was counted last."""
 
     def count(self, data: bytearray, size_bytes: int) -> list[int]:
-        """Return how many lines end in each block of a page."""
+        """Return the number of line ends in each block of a page."""
         return [
             data.count(b"\n", start, min(start + BLOCK_BYTES, size_bytes))
             for start in range(0, size_bytes, BLOCK_BYTES)
@@ -431,7 +430,7 @@ class _Ends:
 
 
 class _NumpyEnds(_Ends):
-    """Does the same with numpy: faster, and another thread can run at the same time."""
+    """Does the same as ``_Ends`` with numpy: faster, and another thread can run at the same time."""
 
     def __init__(self, numpy: Any) -> None:
         self._numpy = numpy

@@ -33,7 +33,7 @@ MAX_UNLEARNT = 4096
 """How many prefixes are remembered as not redirected as a whole; after that, no more rules are learnt."""
 
 MAX_HOSTS = 512
-"""How many hosts all mirrors of a run may redirect to."""
+"""How many hosts all mirrors of a run together may redirect to."""
 
 _SAFE_IN_URL = "%/:?#[]@!$&'()*+,;=~-._"
 _PORTS = {"http": 80, "https": 443}

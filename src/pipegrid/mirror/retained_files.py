@@ -42,10 +42,10 @@ from pipegrid.mirror.manifest import read_manifest
 # The files of a Debian archive that are kept although a run does not name them: suites and indexes of other
 # runs in the same destination, and files that the previous version's indexes name.
 #
-# A client that has just read the previous release file still fetches the previous indexes by hash, so the
-# files that these name must exist as long. They are kept for one more version. Several runs may share a
-# destination, each with its suites, or with components or architectures of one suite: no run removes files of
-# another. Only files that no index names are removed.
+# A client that has just read the previous release file still fetches the previous indexes by hash, and the
+# files that these name. So the previous indexes and their files are kept for one more version. Several runs
+# may share a destination, each with its suites, or with components or architectures of one suite: no run
+# removes files of another. Only files that no index names are removed.
 #
 # The code is synchronous, for the destination's thread.
 
@@ -64,10 +64,10 @@ def kept_apart(
     them.
 
     All runs share the release file, so a run that publishes a new one also updates the indexes of other runs:
-    otherwise these would not match the release file, and clients would reject them. An index that the last
-    run kept together with all current indexes does not belong to another run, and is not kept. If the run
-    removes unwanted files, other files in the directory of a selected index, such as translations, are not
-    kept either.
+    otherwise these would not match the release file, and clients would reject them. If the last run kept an
+    index together with all indexes of this run, the selection has become smaller: the index is not another
+    run's, and is not returned. If this run ``deletes`` unwanted files, other files in the directory of a
+    selected component, such as translations, are not returned either.
     """
     taken = {_key(form.path) for index in indexes for form in index.forms}
     chosen = {path for path in taken if names_packages(path)}
@@ -195,7 +195,7 @@ class RetainedFiles:
 
     def names(self, paths: Sequence[str]) -> Iterator[str]:
         """
-        Yield the paths that must be kept, of ``paths`` and perhaps of others.
+        Yield the paths that must be kept; some of them may not be in ``paths``.
 
         Raises:
             MirrorError: an existing index cannot be read.
@@ -363,7 +363,7 @@ def _component_of(path: str) -> str:
 
 
 def _indexes_of(suite: Suite, paths: Iterable[str]) -> Iterator[Index]:
-    """Yield the existing indexes of a suite that the run has not mirrored."""
+    """Yield the existing indexes of a suite that the run has not mirrored, each in its best form."""
     best: dict[str, int] = {}
     for path in paths:
         if names_packages(path) and "/by-hash/" not in path:

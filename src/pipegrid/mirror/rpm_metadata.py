@@ -378,7 +378,8 @@ def read_repomd(data: bytes, name: str, skip: Skip | None = None) -> Repomd:
         skip: called with the reason for each unusable file; None: an unusable file is an error.
 
     Raises:
-        BadEntry: the data is not a ``repomd.xml``, names refused files, or has only weak hashes.
+        BadEntry: the data is not a ``repomd.xml``, or names no usable ``primary``; or a file is unusable, and
+            ``skip`` is None.
     """
     reader = _RepomdReader(name, skip or _refuse)
     parser = reader.raw.parser = XmlParser(reader, name)
@@ -404,7 +405,7 @@ def packages(
         skip: called with the reason for each unusable package; None: an unusable package is an error.
 
     Raises:
-        BadEntry: the document is not a ``primary``, or a path, size or hash is refused.
+        BadEntry: the document is not a ``primary``; or a package is unusable, and ``skip`` is None.
     """
     reader = _PrimaryReader(name, urls, skip or _refuse)
     parser = XmlParser(reader, name)

@@ -73,7 +73,7 @@ CHECKED = "checked"
 MAX_NOTES_BYTES = 64 << 20
 MAX_KEY_BYTES = 4 << 20
 AT_ONCE = 64
-"""How many packages one process of rpmkeys checks."""
+"""Maximum number of packages that one process of rpmkeys checks."""
 
 TIMEOUT_S = 600.0
 
@@ -190,7 +190,7 @@ MAX_NAMED = 5_000_000
 _NUMBER = re.compile(r"[0-9]{1,15}")
 
 MODULAR = ".module"
-"""Part of the release of packages in module streams; all are kept: newer ones may be of another stream."""
+"""Part of the release of all packages of module streams, which are kept in all versions."""
 
 
 class RpmOutcome(ArchiveOutcome):
@@ -221,8 +221,8 @@ class RpmRepository:
     The steps are those of a Debian archive (``debian_archive``), for the same reasons: 1. ``repomd.xml`` is
     fetched from the first mirror with a trusted one. 2. All files that it names are staged, where no client
     sees them. 3. The packages that ``primary`` names are fetched while it is being read, and published. 4.
-    When all files exist the indexes are published, ``repomd.xml`` last. After that, files that no index names
-    any more may be removed, except the previous indexes, which clients may still read.
+    When all files exist the indexes are published, ``repomd.xml`` last. After that, if the caller wants it,
+    files that no index names any more are removed, except the previous indexes, which clients may still read.
 
     Unusable entries of an index are skipped and counted; if mirrors lack a package, no index is published,
     unless the caller wants to keep going.
@@ -271,16 +271,17 @@ class RpmRepository:
         Bring the mirror up to date. Call this once.
 
         Args:
-            delete: remove files that are not named any more, if nothing failed or was skipped.
+            delete: remove files that are not named any more, if nothing failed or was skipped, and every
+                pattern of the filter matched.
             dry_run: fetch only indexes, publish nothing; ``mirror`` must be made for a dry run, too.
-            keep_going: publish the indexes even if mirrors lack files that they name, or an index that dnf
-                does not need.
+            keep_going: publish the indexes even if mirrors lack files that they name, or an index other than
+                ``primary``.
             delete_excluded: with ``delete``, also remove files that only filters of earlier runs select.
 
         Raises:
             MirrorError: no mirror has a trusted ``repomd.xml``, an index could not be fetched, or the filters
                 select no package.
-            BadEntry: an index has a refused entry.
+            BadEntry: an index cannot be read.
         """
         outcome = RpmOutcome()
         entries = outcome.entries
@@ -347,8 +348,8 @@ class RpmRepository:
 
     def _would_be_new(self, found: _Found) -> bool:
         """
-        Return whether ``repomd.xml`` differs from the existing one. With rebuilt indexes, compare the
-        ``repomd.xml`` that the existing indexes were rebuilt from. Runs in the destination's thread.
+        Return whether ``repomd.xml`` differs from the existing one; if indexes are rebuilt, from the one that
+        the existing indexes were rebuilt from. Runs in the destination's thread.
         """
         if self._signing is None:
             return not self._destination.holds(found.files)
@@ -451,8 +452,8 @@ class RpmRepository:
 
     def _check_packages(self, found: _Found, report: Report) -> None:
         """
-        Report packages without a valid signature as failed, and remove them. Runs in the destination's
-        thread.
+        Report packages without a valid signature as failed, and remove those that no published index names.
+        Runs in the destination's thread.
         """
         named = self._contents(found.repomd, [self._wanted])
         wrong = check_packages(

@@ -114,8 +114,8 @@ def _dearmored(text: bytes) -> bytes | None:
 
 def _block(lines: BytesIO) -> bytes | None:
     """
-    Return the packets of one signature in text form, reading up to its last line; None if the lines are not
-    one.
+    Return the packets of one signature in text form, reading up to its last line; None if the lines are not a
+    signature.
     """
     for raw in lines:
         line = raw.rstrip()
@@ -161,7 +161,8 @@ def _are_signatures(data: bytes) -> bool:
 
 def _packet(data: bytes, at: int) -> tuple[int, int, int | None]:
     """
-    Return a packet's kind, the position of its body, and the length of the body, None if unknown.
+    Return a packet's kind (-1: this is no packet), the position of its body, and the length of the body, None
+    if unknown.
 
     Raises:
         IndexError: the packet's head is incomplete.
@@ -192,7 +193,7 @@ def _packet(data: bytes, at: int) -> tuple[int, int, int | None]:
 
 TIMEOUT_S = 60
 LOOK_S = 0.2
-"""How often to check, while gpgv runs, whether the run must end."""
+"""How often to check, while gpgv or gpg runs, whether the run must end."""
 
 Stopped = Callable[[], bool]
 MAX_KEYRING_BYTES = 16 << 20
@@ -236,7 +237,7 @@ def signed_content(
 
     Raises:
         NotSigned: the signature is missing, bad, or of an unknown key.
-        MirrorError: gpgv or a keyring is missing.
+        MirrorError: gpgv or a keyring is missing, or the run must end.
     """
     import tempfile
 
@@ -432,7 +433,7 @@ _CREATED = b"[GNUPG:] SIG_CREATED "
 
 
 class SigningFailed(UsageError):
-    """gpg made no signature; nothing was published."""
+    """gpg made no signature; no index was published."""
 
 
 class GpgKey:

@@ -27,13 +27,13 @@ ROW = Struct("=32sQqqq")
 """Format of a row: first 32 bytes of the hash, inode number, size in bytes, and both times in nanoseconds."""
 
 MAX_ROWS = 500_000
-"""Maximum number of rows, some 70 MB in memory. The attributes of a mirror's further files are read."""
+"""Maximum number of rows, some 70 MB in memory. For further files, the extended attribute is read."""
 
 SPARE_BYTES = 64 << 10
 """How many bytes the rows may take beyond the manifest's size: more rows would mostly be of deleted files."""
 
 MAX_SEARCHES = 4
-"""How many times all rows are searched for one row before an index is built."""
+"""After this many searches through all rows, an index of the rows is made."""
 
 GATHERED = 4096
 """How many new rows are written together."""
@@ -44,8 +44,7 @@ class Rows:
     The rows of a file.
 
     Attributes:
-        data: the rows, one after the other. Most rows are searched for in this order, and found without an
-            index.
+        data: the rows, one after the other. Most searches are in this order, and need no index.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -227,12 +226,12 @@ _LEAD_OUT = "/."
 """A path that begins with one of these characters may lead out of the mirror or into ``HIDDEN``."""
 
 MAX_OPEN = 256
-"""Of directories."""
+"""Maximum number of directories that are kept open."""
 
 _NOWHERE = -1, 0
 
 _MAX_PATH = 1000
-"""The maximum length of a directory's path. The closer check refuses longer ones."""
+"""The maximum length of a directory's path. Files below longer paths need the closer check."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -320,7 +319,7 @@ class QuickCheck:
     def _start(self, path: str) -> tuple[int, int]:
         """
         Return an open directory's descriptor, relative to which the files of the directory ``path`` are
-        checked, and the number of leading characters of their paths that it replaces.
+        checked, and the number of leading characters of their paths that the descriptor replaces.
 
         ``_NOWHERE`` if the path leads through anything but directories, or has ``..`` or an empty part.
 
@@ -370,7 +369,6 @@ class QuickCheck:
 # runs first, and imports almost nothing. After it, ``verify`` checks the remaining files; without a result,
 # ``verify`` checks all files. The quick check changes nothing, and closes what it opened.
 
-# the same as ``typing.TYPE_CHECKING``, without the slow import
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 # One host: its connections and the requests on them.
 #
 # A ``MirrorSource`` owns its connections (``http11.Owner``) and sends requests of the schedule on each, as
-# far as its window allows. Any response whose status is not 200, or whose length is wrong, is a refusal, and
-# none of its bytes is kept.
+# far as its window allows. A response is stored only if its status is 200 and its length is right. Any other
+# response is a redirect, a refusal, or a reason to ask again later, and none of its bytes is kept.
 
 CONNECTIONS = 4
 
@@ -243,7 +243,10 @@ class MirrorSource:
         self._driver.changed()
 
     def refuse(self, exchange: FileExchange, reason: str, kind: FailureKind) -> None:
-        """Record that the host lacks the file or has it wrong, and drop the rest of the response."""
+        """
+        Record that the host lacks the file or has it wrong, and drop the rest of the response. If that is
+        uncertain, end the connection.
+        """
         carrier = exchange.connection
         believed = self.host.mirror.failed(exchange.job, kind, reason)
         self._take_back(exchange)
@@ -342,7 +345,7 @@ class MirrorSource:
             self._stats.outlasted(carrier.answered)
 
     def blocked(self, carrier: PipelinedConnection) -> None:
-        """Do nothing: only the disk delays reading."""
+        """Do nothing: only the disk or the rate limit delays reading."""
 
     def gave_back(self, unsent: list[Unanswered]) -> None:
         for each in unsent:

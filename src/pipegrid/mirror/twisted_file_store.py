@@ -30,8 +30,8 @@ from pipegrid.reactor.workers import CpuWorkers
 # present after its name is as durable (``disk.durability``). A file with the wrong hash never gets a final
 # name.
 #
-# **Bounds.** At most ``MAX_HELD_BYTES`` are collected or being stored; while there are more, nothing is read
-# from the mirrors.
+# **Bounds.** While more than ``MAX_HELD_BYTES`` are collected or being stored, nothing is read from the
+# mirrors.
 
 STREAM_BYTES = 1 << 20
 """The size from which on a file is hashed and written while it is received, in pieces of this size."""
@@ -103,7 +103,7 @@ class StagedFile:
     thread.
 
     Attributes:
-        wrong: a clause that says why it is not the wanted file; None if it may be.
+        wrong: a clause that says why it is not the wanted file; None if no fault is known.
     """
 
     resumed = False
@@ -255,11 +255,14 @@ class ArchiveSink:
     def drop(self, arrival: StagedFile, pieces: list[bytes]) -> None:
         """Drop a file; ``pieces`` are its collected pieces."""
         self._release(sum(map(len, pieces)))
-        # A part of the file may wait to be written, which opens the file.
+        # A queued part of the file may still be written, which opens the file; so it is removed after that,
+        # in the same thread.
         self._workers.run(arrival.discard).addErrback(lambda _: None)
 
     def flush(self) -> Deferred[None]:
-        """Return a Deferred that fires when all complete files have their final names."""
+        """
+        Return a Deferred that fires when all complete files have their final names, or storing has failed.
+        """
         waiting: Deferred[None] = Deferred()
         self._idle.append(waiting)
         self._look_idle()
@@ -336,7 +339,7 @@ class ArchiveSink:
 # How long an overloaded mirror asks the client to wait.
 
 MAX_RETRY_AFTER_S = 120.0
-"""The maximum time that a mirror may ask the client to wait."""
+"""The maximum wait. A mirror that asks the client to wait longer is asked again after this time."""
 
 MAX_DATE_BYTES = 64
 
@@ -379,5 +382,5 @@ LIMITS = Limits(
 )
 """
 Outstanding requests are limited by their bytes rather than by their number. The schedule's limits of silence
-are shorter than the one here. Only the disk pauses reading, for any time.
+are shorter than the one here. Only the disk and the rate limit pause reading, for any time.
 """

@@ -24,12 +24,12 @@ from pipegrid.reactor.tls_settings import BATCH_BYTES, DELIVERY_BYTES, GATHERED_
 log = Logger()
 
 _SSL_MODE_ENABLE_PARTIAL_WRITE = 1  # an OpenSSL constant that pyOpenSSL sets but does not name
-_ENCRYPTED_BYTES = GATHERED_BYTES + RECORD_BYTES // 2  # with the bytes that TLS adds
+_ENCRYPTED_BYTES = GATHERED_BYTES + RECORD_BYTES // 2  # space also for the bytes that TLS adds
 _NOTHING = memoryview(b"")
 _ffi: Any = getattr(SSL, "_ffi", None)
 _lib: Any = getattr(SSL, "_lib", None)
 if _ffi is not None:
-    # These buffers are filled and emptied within one call, so all connections share them.
+    # All connections share these buffers: they are filled and emptied within one call.
     _records = _ffi.new("char[]", DELIVERY_BYTES + RECORD_BYTES)
     _encrypted = _ffi.new("char[]", _ENCRYPTED_BYTES)
     _encrypted_view = memoryview(_ffi.buffer(_encrypted))
@@ -69,7 +69,7 @@ class BatchingTLS(BufferingTLSTransport):
         """
         Send on Twisted's socket directly, unless a layer between TLS and the socket needs to see the data.
 
-        Also make ``write``, an attribute in Twisted, write large data without joining it with waiting data.
+        Also replace ``write``, an attribute in Twisted, so that large data is not joined with waiting data.
         """
         self._outlet = Outlet(socket_of(transport))
         self.write = self._write_bytes  # type: ignore[method-assign]
@@ -87,7 +87,7 @@ class BatchingTLS(BufferingTLSTransport):
 
     def _flushReceiveBIO(self, encrypted: memoryview = _NOTHING) -> None:
         """
-        Decrypt these bytes and the bytes that OpenSSL still has; deliver the complete records in one piece.
+        Decrypt ``encrypted`` and the bytes that OpenSSL still has; deliver all complete records in one piece.
         """
         received: list[bytes] = []
         ended, failure = False, None
@@ -108,8 +108,8 @@ class BatchingTLS(BufferingTLSTransport):
 
     def _decrypt(self, encrypted: memoryview, received: list[bytes]) -> None:
         """
-        Append the decrypted bytes of all complete records. Raises what ``Connection.recv`` raises, except
-        WantReadError.
+        Append the decrypted bytes of all complete records to ``received``. Raises what ``Connection.recv``
+        raises, except WantReadError.
         """
         connection: Any = self._tlsConnection
         ssl, size, read = connection._ssl, 0, _lib.SSL_read
@@ -236,9 +236,10 @@ _METHODS = (
 
 def take_over(tls: BufferingTLSTransport) -> None:
     """
-    Make a connection's TLS, which Twisted has created and started, use these methods from now on.
+    Make a connection's TLS, which Twisted has created and started, use the methods of ``BatchingTLS`` from
+    now on.
 
-    Its class does not change: the object gets the methods as attributes.
+    The class of the TLS object does not change: the object gets the methods as attributes.
     """
     for name in _METHODS:
         setattr(tls, name, MethodType(getattr(BatchingTLS, name), tls))
@@ -295,8 +296,8 @@ def what_is_missing() -> str | None:
     Return the first name that is missing or has a wrong type for ``BatchingTLS``; None if all names are
     right.
 
-    Another release of pyOpenSSL or Twisted may rename these functions, methods and fields, or change their
-    meaning. Then Twisted's own TLS is used, which takes more CPU time, and a line is logged.
+    Another release of pyOpenSSL or Twisted may rename the private functions, methods and fields, or change
+    their meaning. Then Twisted's own TLS is used, which takes more CPU time, and a line is logged.
     """
     from OpenSSL import SSL
     from twisted.protocols import tls
@@ -338,8 +339,8 @@ def _takes(method: Any, arguments: int) -> bool:
 
 def _begun() -> object:
     """
-    Return Twisted's TLS of a client without a transport, after the start of its handshake; None if the
-    handshake cannot start.
+    Start the handshake of a client's TLS object of Twisted, without a transport; return the object, or None
+    if that fails.
     """
     from OpenSSL import SSL
     from twisted.internet.interfaces import IOpenSSLClientConnectionCreator

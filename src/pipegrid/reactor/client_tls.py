@@ -79,7 +79,7 @@ class ClientTLS(Protocol):
 
     Attributes:
         wrappedProtocol: the protocol over TLS.
-        disconnecting: whether no more may be written.
+        disconnecting: whether the connection is closing or closed, as in Twisted.
     """
 
     transport: Any
@@ -196,7 +196,7 @@ class ClientTLS(Protocol):
 
     def _deliver(self, encrypted: memoryview) -> None:
         """
-        Decrypt these bytes and the bytes that OpenSSL still has; deliver the complete records in one piece.
+        Decrypt ``encrypted`` and the bytes that OpenSSL still has; deliver all complete records in one piece.
         """
         received: list[bytes] = []
         close_notify, failure = False, None
@@ -217,7 +217,8 @@ class ClientTLS(Protocol):
 
     def _decrypt(self, encrypted: memoryview, received: list[bytes]) -> bool:
         """
-        Append the decrypted bytes of all complete records; return whether the peer has sent close_notify.
+        Append the decrypted bytes of all complete records to ``received``; return whether the peer has sent
+        close_notify.
         """
         tls, bio, size = self._tls, self._received, 0
         assert tls is not None
@@ -300,7 +301,9 @@ class ClientTLS(Protocol):
             self._outlet.send(memoryview(encrypted), self.transport)
 
     def registerProducer(self, producer: Any, streaming: bool) -> None:
-        """Pause and resume a producer as the transport does."""
+        """
+        Let the transport pause and resume a producer; a pull producer is adapted to a push producer first.
+        """
         if self._lost:
             producer.stopProducing()
             return
@@ -427,7 +430,7 @@ class ClientTLSFactory(Factory):
     A factory that adds TLS to the connections of another factory.
 
     Args:
-        begun: the preconnected connection, if any; then the factory makes no other one.
+        begun: the preconnected connection, if any; with it, the factory must build only one protocol.
 
     Attributes:
         built: the last protocol made; None if the wrapped factory returned none.
@@ -518,7 +521,7 @@ class PreconnectedEndpoint:
         self._otherwise = ClientTLSEndpoint(context, check, endpoint)
 
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
-        """Connect; fires with the protocol over TLS. The Deferred may be cancelled."""
+        """Connect; fires with the protocol over TLS. The Deferred can be cancelled."""
         return Deferred.fromCoroutine(self._connect(protocolFactory))
 
     async def _connect(self, factory: IProtocolFactory) -> IProtocol:

@@ -133,7 +133,7 @@ class ConnectionPolicy(NamedTuple):
 
     def way_to(self, host: str, through_tor: bool = False) -> Way:
         """
-        Return the way to a host.
+        Return the way to a host; a ``RefusedWay`` if no connection is permitted.
 
         Args:
             host: a name or an address.

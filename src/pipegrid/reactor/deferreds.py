@@ -106,7 +106,10 @@ async def gather(running: Sequence[Deferred[T]]) -> list[T]:
 
 
 async def all_ended(waiting: Sequence[Deferred[Any]]) -> list[Any]:
-    """Wait until all Deferreds have ended; raise the first failure, or return all results."""
+    """
+    Wait until all Deferreds have ended; return all results, or raise the failure that comes first in the
+    list.
+    """
     outcomes = await DeferredList(waiting, consumeErrors=True)
     for good, result in outcomes:
         if not good:
@@ -219,8 +222,8 @@ class Wakeup:
 
     def wait(self, timeout_s: float | None = None) -> Deferred[None]:
         """
-        Return a Deferred that fires after the next ``fire`` since the last wait, or when the time limit has
-        passed.
+        Return a Deferred that fires soon after ``fire`` is called, or when the time limit has passed. It
+        fires at once if ``fire`` was called since the preceding wait ended.
         """
         assert self._waiter is None, "only one coroutine may wait here"
         waiter: Deferred[None] = Deferred(self._cancelled)
@@ -344,7 +347,10 @@ class RequestSet(Generic[W]):
         self.changed.fire()
 
     async def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until something has changed; raise the unexpected error of a request, if any."""
+        """
+        Wait until something has changed or the time limit has passed; raise the unexpected error of a
+        request, if any.
+        """
         await self.changed.wait(timeout_s)
         if self._bug is not None:
             self._bug.raiseException()
@@ -364,8 +370,8 @@ class Timed(Protocol):
     A transfer that must be checked at a certain time.
 
     Attributes:
-        due_s: that time or an earlier one, in seconds of the clock. It may move to an earlier time, but not
-            to a time before the next check that ``Deadlines`` has planned.
+        due_s: the time of the check, or an earlier time, in seconds of the clock. It may change, but must
+            never become earlier than the next check that ``Deadlines`` has planned.
     """
 
     @property
@@ -416,7 +422,8 @@ class Deadlines:
         """
         self._timer = None
         now = self._clock.seconds()
-        due = {transfer: transfer.due_s for transfer in self._tracked}  # due_s asks servers: once
+        # ``due_s`` looks up every server's last activity, so it is read once.
+        due = {transfer: transfer.due_s for transfer in self._tracked}
         late = [transfer for transfer, due_s in due.items() if due_s - now <= _ROUNDING_S]
         if late and not again:
             self._timer = self._clock.callLater(0, self._look, True)
@@ -424,7 +431,7 @@ class Deadlines:
         self._notifying = True
         try:
             for transfer in late:
-                if self._tracked.pop(transfer, self) is not self:  # not ended meanwhile
+                if self._tracked.pop(transfer, self) is not self:  # has not ended meanwhile
                     del due[transfer]
                     transfer.overdue()
         finally:

@@ -59,7 +59,7 @@ class _Connecting:
         self.socket.setblocking(False)
         self.handshake = handshake(context)
         self.connected = False
-        self.over = False  # may be taken; like ``wanted``, changed only under the lock
+        self.over = False  # ready to be taken; like ``wanted``, changed under the lock
         self.wanted: Ready | None = None
 
     def go_on(self) -> bool:
@@ -142,7 +142,8 @@ class Preconnector:
                 failed.
 
         Returns:
-            Whether a connection exists or is being made. ``ready`` is called only if this is True.
+            Whether a connection that was not taken before exists or is being made. ``ready`` is called only
+                if this is True.
         """
         with self._lock:
             it = self._on_their_way.get(address)
@@ -165,7 +166,7 @@ class Preconnector:
             self._tell.send(b".")
         self._thread.join()
 
-    # All following methods except the first run in the thread.
+    # All following methods run in the thread, except ``_begin``.
 
     def _begin(self, context: ssl.SSLContext, address: HostPort) -> None:
         try:

@@ -89,7 +89,7 @@ def ignore_suspended_time(reactor: Any) -> None:
     Args:
         reactor: a reactor with a monotonic clock; see ``make_monotonic``.
     """
-    CLOCK.seconds()  # so that the time before this call counts
+    CLOCK.seconds()  # otherwise SIGCONT could take the time before this call for suspended time
     for call in arranged(reactor):
         call.seconds = CLOCK.seconds
     reactor.seconds = CLOCK.seconds
@@ -103,8 +103,6 @@ def ignore_suspended_time(reactor: Any) -> None:
 # So PipeGrid's processes first call ``make_monotonic``. The library does not call it, since the reactor
 # belongs to the application, which may use ``reactor.seconds()`` as a date; an application may call it. Dates
 # (of leases, files and announcements) come from ``time.time``.
-
-# defined as in ``typing``, which is slow to import
 
 
 def make_monotonic(reactor: Any) -> None:

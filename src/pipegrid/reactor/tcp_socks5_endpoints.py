@@ -74,7 +74,7 @@ class AddressEndpoint:
 
 
 class _Attempt(ClientFactory):
-    """One connection attempt; keeps events of the attempt from the protocol's factory."""
+    """One connection attempt; does not pass its events to the protocol's factory."""
 
     noisy = False
 
@@ -282,7 +282,7 @@ class SocksTunnel(Protocol):
         self.opened.errback(ProxyError(f"{self._proxy.name} {what} ({self._target})"))
 
     def give_up(self) -> None:
-        """Abort the connection, unless the inner protocol has it already; ``opened`` does not fire."""
+        """Abort the connection, unless the inner protocol has it already; this does not fire ``opened``."""
         self._over = True
         if self.transport is not None and self._inner is None:
             self.transport.abortConnection()

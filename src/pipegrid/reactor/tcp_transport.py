@@ -27,7 +27,7 @@ SEND_BYTES = 512 * 1024
 """Maximum bytes per call of the socket, and roughly what a connection sends before others are served."""
 
 HELD_BACK_BYTES = 4096
-"""How many bytes the transport gets after ``SEND_BYTES``, so that it continues with this connection later."""
+"""Bytes left to the transport after ``SEND_BYTES``: it sends them later, after other connections."""
 
 
 SOCKET_NAMES = (
@@ -153,8 +153,8 @@ class Outlet:
 
 def gather(pieces: list[bytes | bytearray], data: bytes) -> None:
     """
-    Append data to pieces; short data is joined to the preceding piece, since an object takes sixty bytes
-    more.
+    Append data to pieces; short data is joined to the preceding piece, since a separate object takes sixty
+    bytes more.
     """
     if not pieces or len(data) >= SMALL_BYTES:
         pieces.append(data)
@@ -195,7 +195,7 @@ class Backpressure:
 
 
 _UNACKNOWLEDGED, _UNSENT, _INFO_BYTES = 24, 144, 148
-"""The offsets in Linux's ``struct tcp_info`` of packets in flight, and of unsent bytes."""
+"""Offsets in Linux's ``struct tcp_info`` of packets in flight and of unsent bytes, and the length needed."""
 
 
 GONE_S = 30
@@ -210,8 +210,9 @@ connect again.
 LOOK_S = 10
 STALLED_S = 600
 """
-How long the peer may acknowledge all data but accept no more, like a server whose disk hangs. Such a peer is
-known to exist, and other time limits decide how long to wait for it.
+How long the peer may acknowledge all data but accept no more, like a server whose disk hangs, before the
+kernel ends the connection. Such a peer is known to exist, and other time limits decide how long to wait for
+it.
 """
 
 
@@ -246,7 +247,7 @@ class StallWatch:
     """
     Extends the kernel's time limit while the peer acknowledges all data but accepts no more.
 
-    Since Linux 5.11 the kernel's time limit (TCP_USER_TIMEOUT) would end such a connection, too.
+    Since Linux 5.11 the kernel's own time limit (TCP_USER_TIMEOUT, ``GONE_S``) would end such a connection.
     """
 
     def __init__(self, clock: IReactorTime) -> None:

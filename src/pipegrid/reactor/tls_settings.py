@@ -25,7 +25,10 @@ CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 
 def only_forward_secret(context: SSL.Context) -> None:
-    """Limit the context of a client or server to TLS 1.3, and TLS 1.2 with the above ciphers."""
+    """
+    Limit the context of a client or server to TLS 1.3, and TLS 1.2 with authenticated ciphers that have
+    forward secrecy.
+    """
     from OpenSSL import SSL
 
     context.set_min_proto_version(SSL.TLS1_2_VERSION)
@@ -71,7 +74,7 @@ RECORD_BYTES = 2**14
 """The most plaintext bytes in a record."""
 
 BATCH_BYTES = 4 * RECORD_BYTES
-"""The most bytes that OpenSSL gets at a time, either way: it keeps a buffer of that size per connection."""
+"""The most bytes that OpenSSL gets at a time to encrypt or decrypt: it keeps such a buffer per connection."""
 
 DELIVERY_BYTES = 2 * BATCH_BYTES
 """The most bytes that are decrypted before they are copied to a separate buffer."""

@@ -230,7 +230,8 @@ class TorControl:
 
 def listeners_in(text: str) -> tuple[ProxyAddress, ...]:
     """
-    Return the usable addresses from Tor's answer, in which addresses are quoted and separated by spaces.
+    Return the first eight usable addresses from Tor's answer, which quotes addresses and separates them by
+    spaces.
     """
     found = []
     for word in text.split():

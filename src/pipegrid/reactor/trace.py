@@ -193,7 +193,7 @@ class Tracer:
         self._output = None
 
     def events(self) -> list[dict[str, object]]:
-        """The events in memory, with the names of the rows, in the format of the file."""
+        """Return the events in memory, with the names of the rows, in the format of the file."""
         return [*map(self._row_name, self._rows), *self._events]
 
     def _microseconds(self, seconds: float) -> float:

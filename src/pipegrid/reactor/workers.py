@@ -36,8 +36,8 @@ BLOCKING_LIMIT = 256
 
 class BlockingCall:
     """
-    One blocking call: the call waits through this object in its thread, and the reactor cancels the call
-    through it.
+    The link between a blocking call and the reactor: the call waits through this object in its thread, and
+    the reactor cancels the call through it.
     """
 
     def __init__(self) -> None:
@@ -69,8 +69,8 @@ class BlockingCall:
 
     def undo(self, action: Callable[[], object]) -> None:
         """
-        Register a function that runs, in either thread, when the call is cancelled. If the call is already
-        cancelled, run the function now and raise CancelledError.
+        Register a function that runs, in the reactor's thread, when the call is cancelled. If the call is
+        already cancelled, run the function now, in this thread, and raise CancelledError.
         """
         with self._lock:
             if not self._given_up:
@@ -253,7 +253,7 @@ class _Job:
 
 class Workers:
     """
-    Runs jobs in its own threads, which start with the first job. Call it from the reactor's thread only.
+    Runs jobs in its own threads, which start with the first job. For use in the reactor's thread only.
 
     Threads help only functions that release the GIL for most of their time, as hashlib, pycryptodome and zfec
     do on large buffers, and only with enough work per call: see ``WORTH_A_THREAD_BYTES``. At most ``threads``
@@ -354,7 +354,7 @@ class Workers:
         Cancel the jobs that have not begun, and all blocking calls; fire when all running jobs and their
         threads have ended.
 
-        A further call returns a Deferred for the same end.
+        A further call returns a Deferred that fires at the same time.
         """
         self._stopped = True
         self._blocking.stop()

@@ -20,7 +20,7 @@ from pipegrid.grid.file_grid import Grid
 
 
 def new_files(rng: random.Random, sizes: Iterable[int]) -> list[bytes]:
-    """Return files of these sizes that were never stored before; the same seed gives the same files."""
+    """Return files of these sizes with random bytes; generators with equal seeds give equal files."""
     return [rng.randbytes(size) for size in sizes]
 
 
@@ -105,8 +105,8 @@ class GridSession:
     A session with ``pipegrid.Grid``, which it uses as an application does.
 
     Args:
-        every_share: fail if a put does not wait for some server. With equal servers every share should be
-            sent; otherwise the measured time would belong to fewer bytes than assumed.
+        every_share: fail if a put ended without waiting for some servers. With equal servers every share
+            should be sent; otherwise the measured time would belong to fewer bytes than assumed.
     """
 
     def __init__(self, grid: Grid, every_share: bool = False) -> None:

@@ -188,7 +188,16 @@ class EarlierBuilds:
         self.unlike = 0
 
     def offer(self, document: bytes, regressed: bool, accepted: bool) -> None:
-        """Examine the JSON of the next earlier build; skip it if this version cannot read it."""
+        """
+        Examine the next earlier build, given as the JSON of its run; builds must come latest first.
+
+        A build is skipped if it became slower and that was not accepted, or if this version cannot read its
+        JSON.
+
+        Args:
+            regressed: whether the build was slower than the builds before it.
+            accepted: whether its speed was accepted; then all builds before it are left out.
+        """
         if self._closed:
             return
         self._closed = accepted

@@ -26,7 +26,7 @@ from pipegrid.speedtest.run_results import DIRECTIONS, DOWN, UP, Burst, Measurem
 
 _VARIABLES = ("ink", "muted", "line", "paper", UP, DOWN, "ceiling")
 COLOURS = {name: f"#00000{number}" for number, name in enumerate(_VARIABLES, 1)}
-"""The colours used for drawing; in the page, its variables of these names replace them."""
+"""The colours used for drawing; the finished SVG has the page's CSS variables of these names instead."""
 
 INK, MUTED, LINE, PAPER, *_, CEILING = COLOURS.values()
 MARKERS = {UP: "o", DOWN: "s"}
@@ -144,7 +144,7 @@ def bars(
     Args:
         groups: the title and the bars of each group.
         wide: whether titles are next to their bars; otherwise above them.
-        ceiling: the value at which to draw the ceiling's line, if any.
+        ceiling: the best value that the path allows, drawn as a line; None for no line.
         band: the range of the ceiling's own samples.
     """
     thickness, gap = 17.0, 14.0
@@ -299,7 +299,7 @@ MOST_SERVERS = 20
 
 
 def window_chart(run: Run, wide: bool) -> Figure:
-    """Return the throughput by window, with one panel for each measured direction."""
+    """Return a chart of the throughput by window, with one panel for each measured direction."""
     ways = [way for way in DIRECTIONS if report_figures.window_curve(run, way)]
     height = 240.0
     figure = _figure(wide, height if wide else height * len(ways))
@@ -391,7 +391,9 @@ def _short(value: int) -> str:
 
 
 def _plaintext_ceiling(run: Run, way: str, measured: Measurement) -> float | None:
-    """Return the rate of raw TCP in plaintext bytes per second: shares have more bytes than the plaintext."""
+    """
+    Return the rate of raw TCP, converted from bytes of shares to plaintext bytes per second; None if unknown.
+    """
     ceiling = report_figures.raw(run, way)
     if not ceiling or not measured.wire_bytes:
         return None
@@ -512,7 +514,7 @@ def _joined(
 
 
 def history_chart(runs: Sequence[Run], wide: bool) -> Figure:
-    """Return the main figures over time, from the oldest run to this one."""
+    """Return a chart of the main figures over time, from the oldest run to this one."""
     panels: list[tuple[str, _Reader]] = [
         ("round trips for a small file", _trips_of),
         ("throughput of the largest file, of raw TCP", _shares_of),

@@ -69,7 +69,7 @@ class ChildProcess:
     @as_deferred
     async def stop(self) -> None:
         """Stop the process; fires when it has ended."""
-        # Closing its input ends the process, even if this process is killed afterwards.
+        # If this process is killed meanwhile, the child's input ends, and so the child ends, too.
         self._process.terminate()
         await in_thread(self._reactor, reap, self._process, CHILD_STOP_S)
 
@@ -80,7 +80,7 @@ async def start_child(reactor: Any, module: str, job: Any) -> ChildProcess:
     Start ``python -m module``; fires after its first line. Cancelling stops the process.
 
     Args:
-        job: input for the process, passed as JSON so that no other user of the machine can read it.
+        job: input for the process, as JSON in its environment, which other users of the machine cannot read.
 
     Fails with ChildError: the process ended, printed something else, or printed nothing within
     ``CHILD_START_S``.
@@ -201,7 +201,9 @@ class FileEncoding:
 
     @classmethod
     def for_servers(cls, count: int, params: Params | None = None) -> FileEncoding:
-        """Return the usual encoding, as far as the number of servers allows."""
+        """
+        Return ``params``, or the usual 3 of 10, with a happiness of 7, or less for fewer servers or shares.
+        """
         params = params or Params()
         return cls(params, min(7, count, params.total_shares))
 
@@ -219,10 +221,9 @@ class Servers:
         count: how many servers.
         rtt_s: round-trip time of the link to them; None for no relay.
         durability: the durability policy of the servers.
-        scratch: where directories are created; None for the usual place. The speed of its disk affects
-            results.
-        encoding: of the client's directory; None for the usual encoding, as far as the number of servers
-            allows.
+        scratch: where directories are created; None for the usual directory of temporary files. The speed of
+            its disk affects results.
+        encoding: of the client's directory; None for ``FileEncoding.for_servers(count)``.
         yielding: the niceness of the servers (0 to 19). In a real grid each server has its own CPU; ten
             servers on this machine would leave the client only a tenth of one.
 
@@ -349,7 +350,12 @@ def running(
 
 
 def first_line(process: subprocess.Popen[str]) -> str:
-    """Return the first line of a process, which it prints when it is ready."""
+    """
+    Return the first line of a process, which it prints when it is ready.
+
+    Raises:
+        RuntimeError: the process ended without a line.
+    """
     assert process.stdout is not None
     line = process.stdout.readline().strip()
     if not line:
@@ -360,7 +366,7 @@ def first_line(process: subprocess.Popen[str]) -> str:
 def make_client(
     directory: Path, addresses: Sequence[Nurl | Furl], params: Params, happy: int
 ) -> None:
-    """Create a client's directory that names servers, each by the protocol of its address."""
+    """Create a client's directory that lists servers, each with the protocol of its address."""
     names = {}
     for number, address in enumerate(addresses):
         name, text = server_name(number), str(address)

@@ -160,7 +160,7 @@ def _rate_text(rate: float | None) -> str:
 
 BACKLOG = 1024
 NICER = 10
-"""How much to raise the priority, so that busy programs at the ends of a link do not slow down the link."""
+"""How much to lower the niceness of a proxy, so that busy programs at its ends do not slow down the link."""
 
 _HOST = r"\[[0-9A-Fa-f:.]+\]|[^\s:=\[\]]+"
 _PAIR = re.compile(rf"(?:({_HOST}):)?([0-9]{{1,5}})=({_HOST}):([0-9]{{1,5}})")

@@ -129,7 +129,7 @@ class RawStream:
         if self.closed or not self._ready:
             return
         self._read_on(not paused)
-        if not paused and self._pending():  # no selector reports these bytes
+        if not paused and self._pending():  # in OpenSSL: no selector reports these bytes
             self._reactor.callLater(0, self._read_pending)
 
     def finish(self) -> None:

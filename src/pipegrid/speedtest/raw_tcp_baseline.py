@@ -47,7 +47,7 @@ class Effort:
     Attributes:
         rounds: the number of samples for each kind of stream.
         sample_s: about how long one sample takes; at least ten round trips.
-        pings: exchanges for each measured round-trip time.
+        pings: how many exchanges measure each round-trip time.
     """
 
     rounds: int = 3
@@ -65,7 +65,7 @@ async def measure_baselines(
 ) -> list[Baseline]:
     """
     Measure the throughput of one stream, and of one stream to each responder together, up and down. The
-    samples are in ``before``.
+    samples are in ``before`` of the returned baselines.
 
     Call this before and after the scenarios, and join the two results with ``join``.
 
@@ -166,7 +166,7 @@ class Bench:
 
     Args:
         rtt_s: the shortest round trip of these connections.
-        now: the clock that their ends use.
+        now: the clock whose times the probes return, in seconds.
     """
 
     def __init__(

@@ -171,13 +171,13 @@ def group(run: Run, name: str, direction: str) -> list[Measurement]:
 
 
 def small(run: Run, direction: str) -> list[Measurement]:
-    """Return the scenarios that measure round trips."""
+    """Return the scenarios of one direction that measure round trips, at most ``MOST_BARS``."""
     found = group(run, SCENARIO, direction)
     return [each for each in found if not _bulky(each) and trips(run, each)][:MOST_BARS]
 
 
 def large(run: Run, direction: str) -> list[Measurement]:
-    """Return the scenarios that measure throughput."""
+    """Return the scenarios of one direction that measure throughput, at most ``MOST_BARS``."""
     found = group(run, SCENARIO, direction)
     return [each for each in found if _bulky(each) and shares(run, each)][:MOST_BARS]
 
@@ -188,13 +188,16 @@ def _bulky(measured: Measurement) -> bool:
 
 
 def one_small(run: Run, direction: str) -> Measurement | None:
-    """Return the measurement of a single small file on open connections."""
+    """
+    Return the measurement with the fewest and smallest files on open connections, usually one small file;
+    None if no scenario measures round trips.
+    """
     found = [each for each in small(run, direction) if each.name != "startup"]
     return min(found, key=lambda each: (each.files, each.file_bytes), default=None)
 
 
 def largest(run: Run, direction: str) -> Measurement | None:
-    """Return the measurement of the largest single file."""
+    """Return the throughput measurement with the largest files; None if no scenario measures throughput."""
     return max(large(run, direction), key=lambda each: each.file_bytes, default=None)
 
 
@@ -205,7 +208,7 @@ def window_curve(run: Run, direction: str) -> list[Measurement]:
 
 
 def auto_window(run: Run, direction: str) -> Measurement | None:
-    """Return the measurement of the automatic window."""
+    """Return the measurement of the automatic window; None without a window sweep."""
     return next((each for each in group(run, WINDOW, direction) if each.window_bytes is None), None)
 
 

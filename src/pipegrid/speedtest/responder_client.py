@@ -153,7 +153,10 @@ class Probe:
         self._send_bytes = size_bytes
 
     async def send(self) -> float:
-        """Send the announced bytes; fires when the responder has confirmed the last byte."""
+        """
+        Send the announced bytes; fires when the responder has confirmed the last byte, with the time of
+        ``time.perf_counter``.
+        """
         expected = b"TAKEN %d" % self._send_bytes
         assert self._stream is not None
         waiting = self._wait()
@@ -164,7 +167,7 @@ class Probe:
         return moment
 
     async def receive(self, size_bytes: int) -> float:
-        """Request bytes; fires when the last byte has arrived."""
+        """Request bytes; fires when the last byte has arrived, with the time of ``time.perf_counter``."""
         assert self._stream is not None
         go = self._wait()
         self._expected_bytes = size_bytes

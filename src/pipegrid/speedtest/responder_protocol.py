@@ -110,8 +110,8 @@ class ServerSession:
     those of ``REFUSALS``. The client speaks first, so that the same port can accept TLS: a TLS connection
     begins with the byte 22, and carries the same protocol. The token is never sent, the nonce is new for
     each connection, and proofs are compared in constant time. Sizes are decimal, without sign or leading
-    zeros, and at least 1. An unauthenticated client gets only the nonce. Bytes to receive or send count
-    against the ``ByteAllowance`` of the service as soon as the client requests them.
+    zeros, and at least 1. An unauthenticated client gets only the nonce and ``REFUSED``. Bytes to receive or
+    send count against the ``ByteAllowance`` of the service as soon as the client requests them.
 
     The code that does the I/O passes input to ``receive``. It sends what ``output`` returns, and afterwards
     ``give_bytes`` arbitrary bytes, which it reports to ``gave``. It closes the connection when ``over`` is

@@ -25,7 +25,7 @@ SAME = "same"
 UNJUDGED = "unjudged"
 
 LEVEL = 0.01
-"""Probability that any measurement is called slower if two equal builds are compared; the same for faster."""
+"""The highest chance that equal builds show some slower measurement; the same applies to faster ones."""
 
 LEAST_CHANGE = 0.1
 """
@@ -46,8 +46,8 @@ class FigureChange:
         ratio: after_s / before_s; above 1 is slower.
         low, high: the interval of 95 % of bootstrapped ratios.
         margin: the ratio, above 1, up to which the test calls a change in this direction noise.
-        p: the probability that any measurement changes this much if the builds are equal; None if there are
-            too few samples.
+        p: the probability that at least one measurement changes this much if the builds are equal; None if
+            there are too few samples.
         verdict: ``slower``, ``faster``, ``same``, or ``unjudged`` for too few samples.
     """
 
@@ -243,9 +243,9 @@ def greater(pairs: Sequence[PairedSamples]) -> list[float]:
     Test for each pair whether ``after`` is greater than ``before`` by more than the margin.
 
     Returns:
-        p for each pair: the share of relabellings under which some measurement differs as much as this pair
-            does. If no pair differs by more than its margin, the probability that any p is at most alpha is
-            at most alpha.
+        p for each pair: the share of labellings under which at least one measurement differs as much as this
+            pair does; the true labelling is included. If no pair differs by more than its margin, the
+            probability that any p is at most alpha is at most alpha.
     """
     if not pairs:
         return []
@@ -497,7 +497,7 @@ class _Side:
 def _floor_s(run: Run, measured: Measurement) -> float | None:
     """
     Return the least time that a round could take on this run's path: round trips, plus share bytes at the
-    rate of raw TCP.
+    rate of raw TCP; None if neither was measured.
     """
     floor_s = 0.0
     if run.round_trips:

@@ -373,7 +373,10 @@ _LIBRARIES = ("Twisted", "cryptography", "pycryptodome", "zfec", "httptools", "f
 
 
 def commit() -> str | None:
-    """Return the commit of this package's working copy, followed by ``+`` if files were changed."""
+    """
+    Return the commit of this package's working copy, followed by ``+`` if files were changed; None if the
+    package is not in a working copy, or git fails.
+    """
     here = Path(pipegrid.__file__).resolve().parent
     root = here.parent.parent
     if not (root / ".git").exists():

@@ -143,11 +143,11 @@ class Rounds:
     """
     The rounds, and the measurements made so far.
 
-    Every round includes all scenarios, so that a disturbance of the machine affects all of them (A B A B, not
-    A A B B). The order is random, so that no scenario always follows the same other one. Files are new in
-    every round, and compared when they are read back. Connections are already open, since a small file is
-    stored and read first, except in scenarios that measure connecting. Raw TCP is measured on the same path
-    before and after, round trips in every round.
+    Every round includes all scenarios that have not reached their own limit of rounds, so that a disturbance
+    of the machine affects all of them (A B A B, not A A B B). The order is random, so that no scenario always
+    follows the same other one. Files are new in every round, and compared when they are read back.
+    Connections are already open, since a small file is stored and read first, except in scenarios that
+    measure connecting. Raw TCP is measured on the same path before and after, round trips in every round.
 
     Attributes:
         round_trips: of each server, over all rounds.

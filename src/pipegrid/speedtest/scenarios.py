@@ -55,7 +55,7 @@ ALL_ROUNDS_S = 75.0
 """Time limit for all rounds of one scenario, counting only the link: a full run should take five minutes."""
 
 MAX_TRANSFER_S = 60.0
-"""A scenario is left out if one of its transfers takes longer than this, counting only the link's rate."""
+"""A scenario is left out if one of its transfers takes longer than this, counting only the link."""
 
 
 @attrs.frozen
@@ -129,8 +129,7 @@ class Scenario:
 
     def stored_bytes(self, default: Params, rounds: int) -> int:
         """
-        Return how many bytes all rounds store on the servers' disks, including the round before them that is
-        not counted.
+        Return about how many bytes all rounds store on the servers' disks; one round is added for warming up.
         """
         if self.most_rounds is not None:
             rounds = min(rounds, self.most_rounds)
@@ -200,7 +199,9 @@ def window_sweep(
 
 
 def encoding_sweep(size: int, servers: int, most_rounds: int | None = None) -> list[Scenario]:
-    """Return the encoding sweep: k of n, as far as the number of servers allows."""
+    """
+    Return the encoding sweep: a scenario for each pair of ``ENCODINGS`` with at most one share per server.
+    """
     return [
         Scenario(f"{k} of {n}", ENCODING, (size,), encoding=(k, n), most_rounds=most_rounds)
         for k, n in ENCODINGS
@@ -210,8 +211,8 @@ def encoding_sweep(size: int, servers: int, most_rounds: int | None = None) -> l
 
 def sweep_bytes(link: EmulatedLink | None, params: Params) -> int:
     """
-    Return the size of the window sweep's file, so that its transfer takes about ``SWEEP_S`` on this link,
-    within limits.
+    Return the size of the window sweep's file, within limits: its transfer takes about ``SWEEP_S`` at this
+    link's rate, or ten round trips if these take longer.
     """
     if link is None or link.up_bytes_per_s is None:
         return _SWEEP_UNLIMITED
@@ -224,7 +225,9 @@ def sweep_bytes(link: EmulatedLink | None, params: Params) -> int:
 def transfers_s(
     scenario: Scenario, link: EmulatedLink | None, params: Params
 ) -> tuple[float, float]:
-    """Return the least seconds for storing and for reading, counting only the link."""
+    """
+    Return the least seconds for storing and for reading, counting only the link: its round trips and rates.
+    """
     if link is None:
         return 0.0, 0.0
     trips_s = link.rtt_s * (1 if scenario.at_once else scenario.files)
@@ -309,7 +312,10 @@ def choose(scenarios: Sequence[Scenario], wanted: Sequence[str]) -> list[Scenari
 def split_by_duration(
     scenarios: Iterable[Scenario], link: EmulatedLink | None, params: Params
 ) -> tuple[list[Scenario], list[Scenario]]:
-    """Return two lists: the scenarios that are short enough on this link, and those that are not."""
+    """
+    Return two lists: the scenarios whose transfers take at most ``MAX_TRANSFER_S`` on this link, and the
+    others.
+    """
     within: list[Scenario] = []
     beyond: list[Scenario] = []
     for each in scenarios:

@@ -176,8 +176,8 @@ class PrivateGrid(FileTarget):
 
     Args:
         count: how many servers.
-        encoding: of the client; None for the usual encoding, as far as the number of servers allows.
-        scratch: where the servers store their shares; None for the usual place.
+        encoding: of the client; None for ``fitting_params(count)``.
+        scratch: where the servers store their shares; None for the usual directory of temporary files.
     """
 
     alike = True
@@ -253,7 +253,7 @@ class PrivateGrid(FileTarget):
             self.names = {(LOOPBACK, port): server_name(at) for at, port in enumerate(ports)}
 
     async def round_trips(self, count: int) -> list[RoundTrip]:
-        """Measure the round-trip time to each server, over the same link."""
+        """Measure the round-trip time to each server, over the servers' emulated link if there is one."""
         trips = await ping_responders(self._reactor, self.responders, count)
         return [attrs.evolve(trip, server=server_name(number)) for number, trip in enumerate(trips)]
 
@@ -372,7 +372,10 @@ class ConfiguredGrid(FileTarget):
         return measured
 
     async def free_bytes(self) -> int | None:
-        """Return the space that the servers report."""
+        """
+        Return the least free space that a server reports, times the number of servers; None if no server
+        reports it.
+        """
         return self._free
 
 

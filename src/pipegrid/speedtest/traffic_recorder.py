@@ -12,7 +12,7 @@ from zope.interface import directlyProvides, providedBy
 from pipegrid.speedtest.run_results import DOWN, UP, Burst
 
 MERGED_S = 0.0005
-"""Bytes of one server and direction that follow within this time belong to one burst."""
+"""Bytes that follow within this time after a burst's first byte, with equal server and direction, join it."""
 MAX_BURSTS = 4000
 
 ANSWER_BYTES = 100
@@ -40,7 +40,8 @@ class Recorder:
 
     def note(self, server: str, direction: str, size_bytes: int) -> None:
         """
-        Record bytes that pass now; bytes of one server and direction within ``MERGED_S`` form one burst.
+        Record bytes that pass now. They join a burst of the same server and direction that began within
+        ``MERGED_S``; bursts beyond ``MAX_BURSTS`` are dropped.
         """
         if self._began is None or not size_bytes:
             return
@@ -87,7 +88,7 @@ class RecordingReactor:
 
 
 class _NotingFactory(WrappingFactory):
-    """Puts a recording protocol between a connection and its protocol."""
+    """Wraps a factory; records the bytes of each connection that the factory's protocols serve."""
 
     noisy = False
 
@@ -127,7 +128,7 @@ def from_spans(
     events: Iterable[Mapping[str, Any]], since_us: float, until_us: float = math.inf
 ) -> tuple[Burst, ...]:
     """
-    Return bursts computed from the requests in a trace.
+    Return bursts computed from the allocations and writes in a trace.
 
     Args:
         events: as from ``Tracer.events``.

@@ -181,8 +181,8 @@ class ClientUsage:
 
     def report(self) -> Iterator[tuple[ClientQuota, int | None, int]]:
         """
-        Yield each client, the space of its shares (None if they are not counted yet), and that of its
-        unfinished uploads.
+        Yield each client, how many bytes its shares take (None if they are not counted yet), and how many
+        bytes its unfinished uploads and running changes have reserved.
         """
         for number, client in list(self._clients.items()):
             used = self._used[number] if number in self._counted else None
@@ -193,11 +193,11 @@ class ClientUsage:
     def missing(self, number: int, more_bytes: int) -> int:
         """
         Return how many bytes a client's quota lacks for ``more_bytes``. 0 if the quota suffices, or there is
-        none.
+        none; ``NOT_COUNTED`` while the client's shares are not counted.
         """
         client = self._clients.get(number)
         if client is None:
-            return NOT_COUNTED if number else 0  # the client was removed at this moment
+            return NOT_COUNTED if number else 0  # the client was removed meanwhile
         if not client.quota_bytes:
             return 0
         if number not in self._counted:
@@ -207,7 +207,10 @@ class ClientUsage:
         return missing
 
     def left_bytes(self, number: int) -> int | None:
-        """Return how many bytes a client's quota leaves; None if there is no quota."""
+        """
+        Return how many bytes a client's quota leaves; None if there is no quota, 0 while its shares are not
+        counted.
+        """
         client = self._clients.get(number)
         if client is None or not client.quota_bytes:
             return 0 if number and client is None else None
@@ -228,7 +231,10 @@ class ClientUsage:
             return missing
 
     def hold(self, number: int, bytes_: int) -> None:
-        """Count bytes that were granted before, or release reserved bytes if ``bytes_`` is negative."""
+        """
+        Add to the reserved bytes without a check of the quota, which has granted them before. A negative
+        number releases reserved bytes.
+        """
         with self._lock:
             self._reserved[number] += bytes_
             if not self._reserved[number]:
@@ -324,7 +330,7 @@ class ClientUsage:
         return too_long or not self._clients.keys() <= self._counted
 
     def stop(self) -> None:
-        """End a running count; this takes some time."""
+        """Make a running count end soon, without waiting for its end."""
         self._stopping = True
 
     def count(self) -> bool:
@@ -345,7 +351,7 @@ class ClientUsage:
                 began = time.monotonic()
                 if not self._count_prefix(number):
                     return False
-                if self._counted:  # clients are being served
+                if self._counted:  # pause, since clients are being served
                     time.sleep(min(_LONGEST_REST_S, time.monotonic() - began))
             with self._lock:
                 self._used, self.counted_since = self._recounted, self._recounted_since

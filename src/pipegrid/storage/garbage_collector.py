@@ -40,11 +40,11 @@ def remove_abandoned(incoming: str, too_old: float, worthless: float) -> int:
         if _UPLOAD.match(name):
             noted = os.path.lexists(f"{incoming}/{name}{sidecar.SUFFIX}")
             removed += _remove_leftover(f"{incoming}/{name}", too_old if noted else worthless)
-        elif _SLOT_COPY.match(name):  # a killed process left it
+        elif _SLOT_COPY.match(name):  # a copy that a killed process left
             _remove_leftover(f"{incoming}/{name}", worthless)
         elif name.endswith(sidecar.SUFFIX):
             _remove_orphan(f"{incoming}/{name}")
-    for directory, name in _walk(incoming):  # a Tahoe-LAFS server left them
+    for directory, name in _walk(incoming):  # uploads that a Tahoe-LAFS server left
         if _NUMBER.match(name):
             removed += _remove_leftover(f"{directory}/{name}", worthless)
     for outer in _directories(incoming):
@@ -95,8 +95,8 @@ def _remove_if_expired(directory: str, path: str, expiry: Expiry, threshold: flo
 
 def _walk(top: str) -> Iterator[tuple[str, str]]:
     """
-    Yield (directory, file name) for all files two levels below top; directories that are symbolic links are
-    skipped.
+    Yield (directory, file name) for all files in the directories two levels below top. Directories that are
+    symbolic links are skipped.
     """
     for outer in _directories(top):
         for inner in _directories(outer):

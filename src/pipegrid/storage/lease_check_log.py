@@ -21,8 +21,9 @@ from pipegrid.storage.share_file import LEASE_DURATION_S, NEVER_S
 
 # Leases expire by the clock. With a clock that is a year fast, all leases would expire at once; after two
 # months without power, all would have expired before a client could renew one. So a note in the storage
-# directory records when leases were last checked, and when the current period of regular checks began. Shares
-# are removed only after ``HELD_S`` of regular checks. When a clock is corrected, this period starts again.
+# directory records when leases were last checked, and when the current period of regular checks (at most
+# ``MOST_APART_S`` apart) began. Shares are removed only after ``HELD_S`` of regular checks. When a clock is
+# set back or jumps further ahead, this period starts again.
 #
 # If a clock is set back for a minute, or shows 1970 until NTP has answered, leases made meanwhile would be
 # expired as soon as the clock is right again. So no lease starts before a date that is known to have passed.

@@ -115,7 +115,7 @@ class Records:
 
 
 HasRoom = Callable[[int], bool]
-"""Whether this many more bytes may be written to the disk; not even leases may use the reserved space."""
+"""Returns whether the disk has space for that many more bytes, without the reserved space."""
 
 
 #     offset 0   version (4): new containers have version 2; version 1 is read, too
@@ -412,7 +412,7 @@ def remove_if_expired(path: str, now: float) -> bool:
 
     Returns:
         whether the share was removed. It is kept if it has no lease, if its last lease was lost in a power
-            cut, or if its container is unknown.
+            cut, if its lock is in use, or if its container is unknown.
     """
     fd = disk.lock_if_free(path)
     if fd is None:
@@ -444,10 +444,12 @@ RELEASED_S = 1
 def release_lease(path: str, cancel_secret: bytes, since: int) -> Released:
     """
     Release the leases with a cancel secret on one immutable share; remove the share if no lease is left.
+    Return what was released.
 
     Args:
         cancel_secret: 32 bytes.
-        since: seconds since 1970. A lease that was made or renewed at this time or later is kept.
+        since: seconds since 1970. If a lease with the secret was made or renewed at this time or later,
+            nothing is released.
 
     Raises:
         OSError: the disk failed.
@@ -580,8 +582,8 @@ def open_container(
     Open a share's file and parse it; None if the file does not exist or is of another kind.
 
     Args:
-        understand: called with the path, the descriptor and the first bytes; raises ValueError if these are
-            damaged.
+        understand: called with the path, the descriptor and the first bytes. Returns the result, or None if
+            the file is of another kind; raises ValueError if the share is damaged.
 
     Raises:
         ServerRefused: the share is damaged, or the disk failed.

@@ -142,7 +142,7 @@ class Advisories:
             if len(os.listdir(self._directory)) >= MAX_ADVISORIES:
                 self._full_minute = minute
                 return False
-            # The operator may show the file in a terminal.
+            # The operator may show the file in a terminal, so control characters are escaped.
             safe = harmless(reason[:MAX_REASON_BYTES]).encode("utf-8", "replace")
             text = safe[:MAX_REASON_BYTES].decode("utf-8", "ignore")
             with suppress(FileExistsError):
@@ -198,7 +198,8 @@ class StoreSettings:
         reserved_bytes: the space on the disk that shares must leave free.
         quota_bytes: the maximum for the files of complete shares and unfinished uploads; None for no quota. A
             store with a quota accepts nothing before ``usage`` is opened.
-        read_only: accept no shares. Leases are renewed nevertheless.
+        read_only: accept no new shares. Leases are renewed and existing mutable shares are changed
+            nevertheless.
         max_open_uploads: how many unfinished uploads may have their files open. The files of further uploads
             are closed, the longest unused first, and opened again for their next write. Complete uploads that
             wait to become durable stay open and are not counted: the caller limits them.
@@ -325,7 +326,10 @@ class ShareStore:
         return left if free is None else min(free, left)
 
     def quota_refuses(self, share_bytes: int, owner: int = 0) -> bool:
-        """Return whether a quota, of the server or of a named client, has no space for a share."""
+        """
+        Return whether a quota, of the server or of a named client, has no space for a share. False if the
+        store is read-only.
+        """
         if self.read_only:
             return False
         usage, size = self.usage, share_file.container_bytes(share_bytes)
@@ -427,7 +431,7 @@ class ShareStore:
         for number in wanted:
             if number != wanted[0]:
                 yield
-                new_index = False  # a hint; the directory may be missing
+                new_index = False  # only a hint: the directory may still be missing
             call = storage_index, number, share_bytes, secrets, new_index, client
             with self._unfinished.allocate_lock:
                 if self._unfinished.allocate(*call):
@@ -435,8 +439,10 @@ class ShareStore:
         return Allocation(have, frozenset(allocated))
 
     def _leased(self, storage_index: bytes, number: int, secrets: UploadSecrets) -> bool:
-        """Renew the lease on an existing share; return whether the share still exists."""
-        # A share counts as existing even if its lease cannot be renewed (disk mounted read-only, no space).
+        """
+        Renew the lease on an existing share. Return whether the share counts as existing for the client.
+        """
+        # A share counts even if its lease cannot be renewed (disk mounted read-only, no space).
         with suppress(OSError, ValueError, NoSpace):
             try:
                 return self._renew(storage_index, number, share_file.OWNER_ALLOCATE, secrets.lease)
@@ -472,6 +478,7 @@ class ShareStore:
         Raises:
             NoSuchShare: the upload does not exist.
             WrongSecret: the upload has another secret, or another process is writing it.
+            QuotaReached: an earlier process left the upload, and a quota has no space for it now.
         """
         return self._unfinished.upload(storage_index, share_number, upload_secret, client)
 
@@ -492,7 +499,7 @@ class ShareStore:
         Return the numbers of all complete immutable shares.
 
         Damaged shares are included, so that a verifier can report them. In ``allocate``, a file that is empty
-        after a power cut, or that this process may not read, does not count as a share; it is not replaced
+        after a power cut, or that this process cannot read, does not count as a share; it is not replaced
         either.
         """
         return self._list_shares(storage_index, _is_immutable) or frozenset()
@@ -554,7 +561,7 @@ class ShareStore:
             try:
                 found |= self._renew(storage_index, number, share_file.OWNER_ADD_LEASE, secrets)
             except QuotaReached as error:
-                failed = failed or error  # other shares may need no space for it
+                failed = failed or error  # a renewal may need no space
             except OSError as error:
                 failed = failed or disk.disk_error(error, f"renew the lease of {path!r}")
             except ValueError as error:
@@ -578,7 +585,8 @@ class ShareStore:
 
         Args:
             cancel_secret: 32 bytes.
-            since: seconds since 1970. Leases that were made or renewed at this time or later are kept.
+            since: seconds since 1970. On a share with such a lease that was made or renewed at this time or
+                later, nothing is released.
 
         Raises:
             ServerRefused: the disk failed, or a share is damaged; leases on the other shares are released
@@ -611,7 +619,7 @@ class ShareStore:
 
     @property
     def now(self) -> int:
-        """The date that leases get which are made or renewed at this moment, in seconds since 1970."""
+        """The start date of leases that are made or renewed at this moment, in seconds since 1970."""
         return int(self._date())
 
     def _renew(self, storage_index: bytes, number: int, owner: int, secrets: LeaseSecrets) -> bool:

@@ -178,7 +178,7 @@ def share_files(directory: str) -> list[tuple[str, int]]:
         with os.scandir(directory) as entries:
             for entry in entries:
                 if entry.name in SHARE_NUMBERS and is_file(entry):
-                    with suppress(FileNotFoundError):  # the file was removed at this moment
+                    with suppress(FileNotFoundError):  # the file was removed meanwhile
                         found.append((entry.path, entry.stat(follow_symlinks=False).st_size))
     except (FileNotFoundError, NotADirectoryError):
         return []
@@ -222,7 +222,8 @@ class StoredSpace:
         self, storage: Path, seen: Callable[[str], object] = lambda path: None
     ) -> Iterator[None]:
         """
-        Measure a directory in many steps.
+        Count all shares in a storage directory. Yield after each of the 1024 prefixes, so that the caller can
+        do other work meanwhile.
 
         Args:
             seen: called with the path of each file that counts.
@@ -245,7 +246,7 @@ class StoredSpace:
 
 
 def file_bytes(path: str) -> int:
-    """Return the length of a file; 0 if it does not exist."""
+    """Return the length of a file; 0 if the file does not exist or cannot be examined."""
     try:
         return os.lstat(path).st_size
     except OSError:
@@ -270,7 +271,7 @@ class SpaceUsage:
         quota_bytes: the maximum for complete shares and unfinished uploads.
         used_bytes: the space that complete shares take; an upper limit unless ``exact``.
         counted: whether ``used_bytes`` is known at all.
-        exact: whether all shares have been counted since another process used the directory.
+        exact: whether ``used_bytes`` comes from a count of all shares or from an exact note.
     """
 
     def __init__(
@@ -304,7 +305,7 @@ class SpaceUsage:
         self._counting: int | None = None  # during a count: its present prefix
         self._recounted: set[int] = set()  # prefixes counted so far
         self._recounted_bytes = 0
-        self._touched: set[bytes] = set()  # changed during the count of its prefix
+        self._touched: set[bytes] = set()  # changed while their prefix was counted
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -317,7 +318,10 @@ class SpaceUsage:
         return self.used_bytes + self._reserved_bytes + self._allocated()
 
     def missing(self, more_bytes: int) -> int:
-        """Return how many bytes the quota lacks for ``more_bytes``; 0 if it suffices."""
+        """
+        Return how many bytes the quota lacks for ``more_bytes``; 0 if it suffices, ``NOT_COUNTED`` while the
+        used space is unknown.
+        """
         if not self.counted:
             return NOT_COUNTED
         missing = max(0, self.granted_bytes() + more_bytes - self.quota_bytes)
@@ -327,7 +331,7 @@ class SpaceUsage:
 
     def room_bytes(self, kept_bytes: int) -> int:
         """
-        Return how many bytes the quota leaves.
+        Return how many bytes the quota leaves; 0 while the used space is unknown.
 
         Args:
             kept_bytes: the full length of the unfinished uploads that cannot be evicted.
@@ -340,7 +344,8 @@ class SpaceUsage:
         """
         Reserve space for more bytes and return 0, or return how many bytes the quota lacks.
 
-        If the upper limit in the note is reached, the note is written to the disk.
+        If more bytes then count than the upper limit in the note says, a note with a higher limit is written
+        to the disk.
         """
         with self._lock:
             missing = self.missing(more_bytes)
@@ -431,7 +436,7 @@ class SpaceUsage:
         finally:
             self.end(storage_index)
 
-    # What is kept over restarts.
+    # The note that keeps the used space over restarts.
 
     def open(self) -> None:
         """Read the note of the last process. Only for the one process that serves the directory."""
@@ -461,11 +466,11 @@ class SpaceUsage:
             )
 
     def stop(self) -> None:
-        """End a running count, which takes some time. ``close`` is called next."""
+        """Make a running count end soon, without waiting for its end. Call this before ``close``."""
         self._stopping = True
 
     def close(self) -> None:
-        """Write the note for the next process. No change follows."""
+        """Write the note for the next process. Call this after the last change."""
         with self._lock:
             opened, self._opened = self._opened, False
             if opened and self.counted:
@@ -495,7 +500,7 @@ class SpaceUsage:
             replace_file(self._storage / NOTE_NAME, text, durable=durable)
         except OSError as error:
             remove_note(self._storage)
-            self._upto_bytes = -1  # so that the next change tries again
+            self._upto_bytes = -1  # so that the next change writes the note
             if not self._unnoted:
                 log.warn(
                     "cannot note in {storage} how much its shares take ({reason}): if this lasts, they are "
@@ -511,8 +516,8 @@ class SpaceUsage:
 
     def is_due(self) -> bool:
         """
-        Return whether all shares should be counted, because no process has done it, or the last count was
-        long ago.
+        Return whether all shares should be counted, because ``used_bytes`` is unknown or not exact, or the
+        last count was long ago.
         """
         if not self.exact:
             return True
@@ -537,8 +542,8 @@ class SpaceUsage:
                 if self._stopping:
                     return False
                 if not self._count_prefix(number):
-                    busy.append(number)  # later, so that other prefixes are not delayed
-                if self.counted:  # clients are being served
+                    busy.append(number)  # tried again later, so that other prefixes are not delayed
+                if self.counted:  # pause, since clients are being served
                     time.sleep(min(_LONGEST_REST_S, time.monotonic() - began))
             bounded = [each for each in busy if not self._count_prefix(each, bound=True)]
             if self._stopping:
@@ -592,10 +597,11 @@ class SpaceUsage:
 
     def _count_prefix(self, number: int, bound: bool = False) -> bool:
         """
-        Count the shares with one prefix; return False if they do not stop changing.
+        Count the shares with one prefix. Return False, without counting them, if they do not stop changing or
+        ``stop`` was called.
 
         Args:
-            bound: in that case, count the largest sum that was seen; otherwise nothing is counted.
+            bound: if the shares do not stop changing, count the largest sum that was seen, and return False.
         """
         with self._lock:
             self._counting = number

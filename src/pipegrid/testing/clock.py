@@ -93,11 +93,11 @@ class HeapClock(PendingCalls, Clock):
         return [call for _, _, call in ordered]
 
     def getDelayedCalls(self) -> Sequence[IDelayedCall]:
-        """All pending calls, the next one first."""
+        """Return all pending calls, the next one first."""
         return self.calls
 
     def next_time(self) -> float | None:
-        """The time of the next call; None if nothing is pending."""
+        """Return the time of the next call; None if nothing is pending."""
         return None if self._next() is None else self._heap[0][0]
 
     def step(self) -> bool:
@@ -148,7 +148,7 @@ class HostClock:
         return call
 
     def getDelayedCalls(self) -> Sequence[IDelayedCall]:
-        """The pending calls of this host."""
+        """Return the pending calls of this host."""
         return [call for call in self._calls if call.active()]
 
     def crash(self) -> None:
@@ -413,7 +413,8 @@ class PreciseClock(PendingCalls):
         if self._slept:
             self._slept = False
             self._wait_awake()
-        # Calls that these calls schedule for now run after the reactor's other events.
+        # Calls that are scheduled for now while this loop runs wait until the reactor has handled its other
+        # events.
         now_s = self.seconds()
         while (call := self._next()) is not None and call.getTime() <= now_s:
             heapq.heappop(self._heap)

@@ -31,7 +31,7 @@ class Cut:
 
 @attrs.frozen
 class Stall:
-    """For a time, nothing enters one direction between two hosts."""
+    """For a time, nothing enters the path from one host to another."""
 
     at_s: float
     from_host: str
@@ -45,7 +45,7 @@ class Stall:
 
 @attrs.frozen
 class Partition:
-    """For a time, nothing passes between two hosts, or between one host and all others."""
+    """For a time, nothing enters the paths between two hosts, or between one host and all others."""
 
     at_s: float
     one: str
@@ -59,7 +59,7 @@ class Partition:
 
 @attrs.frozen
 class Crash:
-    """A host stops, and restarts after a time (None: never); with ``silently`` as in a power cut."""
+    """A host stops, and restarts after a time (None: never); ``silently``: it stops as in a power cut."""
 
     at_s: float
     host: str
@@ -107,7 +107,7 @@ ALL_KINDS: tuple[type, ...] = (Cut, Stall, Partition, Crash, Slow, Refuse)
 @attrs.frozen
 class FaultPlan:
     """
-    Some faults, and the seed that produced them (only ``events`` matter).
+    Some faults (``events``), and the seed that produced them, for information.
 
         plan = FaultPlan.random(seed=7, clients=["client"], servers=["s0", "s1"], duration_s=10)
         plan.apply(network)
@@ -136,13 +136,13 @@ class FaultPlan:
         kinds: Sequence[type] = ALL_KINDS,
     ) -> FaultPlan:
         """
-        Return the plan that belongs to a seed.
+        Return a random plan; equal arguments give equal plans.
 
         Args:
             duration_s: faults begin within this time.
             lasting_s: the longest duration of a fault; ``duration_s`` if None.
             faults: the largest number of faults, at least one.
-            bytes_scale: cuts come within this number of bytes, early cuts as often as late ones.
+            bytes_scale: cuts come within this number of bytes; each order of magnitude is equally likely.
         """
         random = Random(seed)
 

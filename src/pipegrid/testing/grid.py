@@ -135,7 +135,7 @@ class SimulatedServer:
         self.host.listen(PORT, self.make_front())
 
     def make_store(self) -> ShareStore:
-        """Open the storage directory as a share store that sees much free space."""
+        """Open the storage directory as a share store whose disk seems to have 1 TiB free."""
         return ShareStore(
             self.root,
             clock=lambda: EPOCH_S + self.host.clock.seconds(),

@@ -99,7 +99,7 @@ class Bottleneck:
         return self._epoch_ns - (-self._epoch_bytes * NANOSECONDS // self._rate)
 
     def copy(self, slowdowns: list[int]) -> Bottleneck:
-        """Return an idle bottleneck of the same rate and packet size, slowed down by these factors."""
+        """Return an idle bottleneck of the same rate and packet size, slowed down by the largest factor."""
         line = Bottleneck(self.bytes_per_s, self._fixed_packet_bytes)
         for factor in slowdowns:
             line.slow_down(0, factor)
@@ -266,7 +266,7 @@ class Flow:
         queued_bytes: bytes offered and not yet sent.
         ready_ns: since when the first queued byte could have been sent.
         last_arrival_ns: when the last packet sent so far arrives.
-        in_ring: used by the bottleneck.
+        in_ring: whether the bottleneck's queue contains the flow.
     """
 
     path: LinkPath

@@ -33,7 +33,7 @@ from pipegrid.testing.link_model import Bottleneck, Flow, LinkPath, Packet, to_n
 # reactors call.
 
 BULK_BYTES = 32 << 10
-"""After a read of this size or more, the next uses pages; for less, copying beats two more system calls."""
+"""After a read of at least this size, the next read uses pages; for less, copying beats two more calls."""
 
 PIPE_BYTES = 256 << 10
 """
@@ -72,7 +72,7 @@ class Copied:
         return part[sent:]
 
     def cut(self, size_bytes: int) -> None:
-        """Remove bytes at the end."""
+        """Remove that many bytes at the end."""
         self._data = self._data[: len(self._data) - size_bytes]
 
 
@@ -103,7 +103,7 @@ class Pages:
         return rest
 
     def cut(self, size_bytes: int) -> None:
-        """Remove bytes at the end."""
+        """Remove that many bytes at the end."""
         self._length -= size_bytes
         if not self._length:
             self._pipes.give_back(self._pipe, self._inside_bytes == 0)
@@ -245,13 +245,13 @@ WINDOW_BYTES = 4 << 20
 """How many bytes a slow receiver may leave unread before its sender is paused: a receive window."""
 
 LATE_S = 0.1
-"""How late this process may be while the bottleneck still counts as busy."""
+"""The longest delay of this process during which the bottleneck still counts as busy."""
 
 FLYING_BYTES = 64 << 20
 """The most bytes in flight in one direction of a connection."""
 
 EARLY_S = 0.0005
-"""Half of the resolution of a reactor's timers."""
+"""Half of the resolution of a reactor's timers: bytes that are due within this time are delivered at once."""
 
 
 _LATE_NS = to_ns(LATE_S)
@@ -458,7 +458,10 @@ class RelayedStream:
         self._clock.callLater(to_seconds(self._wire.path.latency_ns), call)
 
     def _sender_knows(self) -> None:
-        """Drop bytes that have not entered the link, since other connections may need the bottleneck."""
+        """
+        Handle that the sender now knows that the receiver is gone: drop bytes that have not entered the link,
+        since other connections may need the bottleneck.
+        """
         self._sender_stopped = True
         dropped_bytes, self.flow.queued_bytes = self.flow.queued_bytes, 0
         self._held_bytes -= dropped_bytes

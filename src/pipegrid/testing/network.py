@@ -45,11 +45,11 @@ class Host:
     Attributes:
         clock: the reactor of programs on this host; a crash drops their timers.
         up: False between a crash and the restart.
-        on_crash, on_restart: functions, called in order; at a restart they create servers again from their
-            disks.
+        on_crash, on_restart: functions, called in order; ``on_restart`` creates servers again from
+            their disks.
         ports: the ports on which programs listen, by number.
         ephemeral: the ports for outgoing connections.
-        refusals: how many ``refuse`` are active; while there are any, new connections are refused.
+        refusals: how many ``refuse`` calls are in effect; if any, new connections are refused.
     """
 
     def __init__(self, network: SimulatedNetwork, name: str, index: int) -> None:
@@ -98,7 +98,7 @@ class Host:
         Their connections are reset, their ports refuse connections, and their timers are dropped.
 
         Args:
-            down_s: seconds until the restart; None for no restart before ``restart`` is called.
+            down_s: seconds until the restart; None: until ``restart`` is called.
             silently: the whole machine is off: connections are not reset, and nothing answers until the
                 restart.
         """
@@ -426,8 +426,8 @@ class SimulatedNetwork(Agenda):
 
         Args:
             latency_s: one way.
-            there, back: the bottlenecks from ``one`` to ``other`` and back; several pairs share, for example,
-                the two directions of a DSL link if they get the same bottlenecks.
+            there, back: the bottlenecks from ``one`` to ``other`` and back; None for unlimited. Several pairs
+                share, for example, the two directions of a DSL link if they get the same bottlenecks.
             line_per_connection: give every connection its own bottlenecks of these rates.
         """
         for key, line in (((one, other), there), ((other, one), back)):
@@ -487,13 +487,13 @@ class SimulatedNetwork(Agenda):
         cuts.append((towards, after_bytes, silently))
 
     def stall(self, from_host: str, to_host: str, for_s: float | None = None) -> None:
-        """Let nothing enter one direction for a time, or until ``resume``."""
+        """Let nothing enter the path from one host to another, for a time or until ``resume``."""
         self.path(from_host, to_host).stall()
         if for_s is not None:
             self.later(for_s, self.resume, from_host, to_host)
 
     def resume(self, from_host: str, to_host: str) -> None:
-        """End one stall of a direction; after the end of the last stall, queued bytes are sent."""
+        """End one stall of a path; after the end of the last stall, queued bytes are sent."""
         path = self.path(from_host, to_host)
         path.resume(self.now_ns())
         if path.stalled:
@@ -504,7 +504,10 @@ class SimulatedNetwork(Agenda):
             self._run_line(line)
 
     def partition(self, one: str, other: str | None = None, for_s: float | None = None) -> None:
-        """Stall both directions between two hosts, or between one host and all other existing hosts."""
+        """
+        Stall both directions between two hosts, or between one host and all other existing hosts, for a time
+        or until ``heal``.
+        """
         for name in [other] if other is not None else [name for name in self.hosts if name != one]:
             self.stall(one, name, for_s)
             self.stall(name, one, for_s)
@@ -517,7 +520,7 @@ class SimulatedNetwork(Agenda):
 
     def slow_down(self, one: str, other: str, factor: int, for_s: float) -> None:
         """
-        Between two hosts, multiply the latency and divide the rates of the bottlenecks by ``factor``.
+        For a time, multiply the latency between two hosts and divide the bottlenecks' rates by ``factor``.
         """
         now_ns = self.now_ns()
         for path in (self.path(one, other), self.path(other, one)):
@@ -557,7 +560,7 @@ class SimulatedNetwork(Agenda):
             call()
 
     def note(self, socket: Socket, packet: Packet, kind: str) -> None:
-        """Write a packet that a socket sends into the log."""
+        """Log a packet that a socket sends."""
         self.log.append(
             SentAcross(
                 packet.start_ns,

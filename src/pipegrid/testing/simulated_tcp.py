@@ -105,7 +105,7 @@ class Net(Protocol):
         """Make a call now, or when the path is no longer stalled."""
 
     def note(self, socket: Socket, packet: Packet, kind: str) -> None:
-        """Write a packet into the log."""
+        """Log a packet that a socket sends."""
 
 
 class Socket:
@@ -129,7 +129,7 @@ class Socket:
         peer: the other end; set by the code that makes the pair.
         program: gets notifications, always from the clock; None before the program on this side has the
             connection.
-        open: whether the program still holds it.
+        open: whether the program still holds the connection.
         eof: whether the peer's stream has ended; unread bytes precede the end.
         broken: whether the connection was reset.
         unread_bytes: how many bytes have arrived and were not read.
@@ -524,29 +524,29 @@ class SimulatedTransport:
         self._soon(lambda: self._lose(Failure(ConnectionAborted())))
 
     def getPeer(self) -> IPv4Address:
-        """The address of the other end."""
+        """Return the address of the other end."""
         return self._peer
 
     def getHost(self) -> IPv4Address:
-        """The address of this end."""
+        """Return the address of this end."""
         return self._host
 
     def getTcpNoDelay(self) -> bool:
-        """Always true: Nagle's algorithm is not simulated."""
+        """Return True: Nagle's algorithm is not simulated."""
         return True
 
     def setTcpNoDelay(self, enabled: bool) -> None:
         """Do nothing: protocols set this option, and here it has no effect."""
 
     def getTcpKeepAlive(self) -> bool:
-        """Always false: keep-alive is not simulated."""
+        """Return False: keep-alive is not simulated."""
         return False
 
     def setTcpKeepAlive(self, enabled: bool) -> None:
         """Do nothing: protocols set this option, and here it has no effect."""
 
     def logPrefix(self) -> str:
-        """The name for the log."""
+        """Return the name for the log."""
         return f"{self.socket.host}#{self.socket.connection}"
 
     # IPushProducer: received bytes.

@@ -48,7 +48,8 @@ class FoundShares:
         corrupt: errors that describe the damage of the bad copies.
         packed_ueb: the UEB of a good share; b"" if no share was verified.
         reasons: maps a server's nickname to the reason why the server could not be asked.
-        full: servers that responded, and have reported that they have no space for more shares.
+        full: servers of ``answered`` that have no space for a share, or did not respond when asked for their
+            space; empty if the space does not matter.
     """
 
     __slots__ = (
@@ -159,7 +160,8 @@ def ueb_in(data: bytes, length_bytes: int) -> bytes:
 
 def longest_share(size: int, required_shares: int) -> int:
     """
-    Return the largest possible size of an undamaged share: up to three hashes of 32 bytes per block, doubled.
+    Return a size in bytes that no undamaged share exceeds: twice the size of blocks of one byte with three
+    hashes of 32 bytes each.
     """
     return 200 * (size // required_shares + 1) + (1 << 20)
 
@@ -182,7 +184,9 @@ would exceed the limit of waiting jobs.
 
 
 class VerifierFeed(StreamConsumer):
-    """Passes one share's stream to its verifier in a worker thread, chunk by chunk, in order."""
+    """
+    Passes one share's stream to its verifier, chunk by chunk, in order; large chunks in a worker thread.
+    """
 
     def __init__(
         self,
@@ -287,8 +291,8 @@ _UEBS_AT_ONCE = 16
 
 _PATIENCE_S = 0.25
 """
-While every server that has responded had shares, the remaining servers get as much time again as the
-responses have taken, and at least this many seconds more.
+If every server that has responded had shares, further servers are asked only when the other responses take
+too long: twice as long as the responses so far, and at least this many seconds longer than these.
 """
 
 
@@ -300,7 +304,8 @@ class Check:
         verify: read every share and check every byte of it.
         progress: called with the number of shares verified and the number found.
         silence_s: a server without activity for this many seconds counts as unreachable.
-        more: least number of servers to ask when the expected servers do not have the shares.
+        more: minimum number of pending queries once a server without shares, or a slow one, shows that
+            further servers must be asked.
         capacity: what servers have reported of their space.
 
     Attributes:
@@ -468,8 +473,8 @@ class Check:
             await few_at_a_time(
                 _UEBS_AT_ONCE, [partial(self._sample, *copy) for copy in copies[:_SAMPLES]]
             )
-        # Read the UEBs of two shares first, since usually the cap is right and only the sampled shares had an
-        # unusual layout; then read the UEBs of all shares, to be sure.
+        # Read the UEBs of two copies first, since usually the cap is right and only the sampled shares had an
+        # unusual layout; then read the UEBs of all other copies, to be sure.
         for batch in (copies[:_SAMPLES], copies[_SAMPLES:]):
             if self._fit.fits:
                 return

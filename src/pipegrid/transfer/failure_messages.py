@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pipegrid.core.text import counted
 from pipegrid.errors import NotEnoughSharesError, UnhappyError, naming
 
-# The failures of several servers as one sentence: each reason once, with all servers that gave it.
+# The failures of several servers as one sentence: each reason once, with the servers that it concerns.
 #
 # Pure. Each reason is a sentence about one server, often with advice after a semicolon. That advice is left
 # out, since the combined sentence has its own advice.
@@ -23,7 +23,10 @@ _NAME = "\0"
 
 
 def joined_once(reasons: Mapping[str, str]) -> str:
-    """Return one text with the most frequent of the reasons; empty if there are none."""
+    """
+    Return one text with the most frequent reasons, at most ``MOST_REASONS``, and the number of other reasons;
+    empty if there are no reasons.
+    """
     texts = each_once(reasons)
     more = len(texts) - MOST_REASONS
     return "; ".join(texts[:MOST_REASONS]) + (f"; and {more} more" if more > 0 else "")
@@ -31,7 +34,8 @@ def joined_once(reasons: Mapping[str, str]) -> str:
 
 def each_once(reasons: Mapping[str, str]) -> list[str]:
     """
-    Return each reason once, with all servers that gave it; the most frequent one first.
+    Return each reason once, the most frequent one first; name at most ``MOST_NAMES`` + 1 servers that it
+    concerns, and count the others.
 
     Args:
         reasons: maps a server's nickname to its failure.
@@ -59,7 +63,9 @@ def _template(name: str, reason: str) -> str:
 
 
 def _others(names: Sequence[str]) -> str:
-    """Return, in parentheses, the other servers that gave the same reason."""
+    """
+    Return, in parentheses, the other servers that the same reason concerns; at most ``MOST_NAMES`` by name.
+    """
     if not names:
         return ""
     if len(names) > MOST_NAMES:
@@ -77,8 +83,8 @@ class SearchOutcome(NamedTuple):
     Attributes:
         found: number of different good shares found.
         servers: number of servers of the grid.
-        reasons: maps a server to the sentence that describes its failure.
-        was_any: whether some server had a share, good or not, or could not be asked.
+        reasons: maps a server's nickname to the sentence that describes its failure.
+        was_any: whether some server had a share, good or damaged.
         absent: number of servers that were unreachable.
     """
 
@@ -92,7 +98,9 @@ class SearchOutcome(NamedTuple):
 
     @property
     def absent_shares(self) -> int:
-        """Number of shares that the unreachable servers may have; see ``NotEnoughSharesError``."""
+        """
+        Number of shares that the unreachable servers have if all shares are spread evenly over the grid.
+        """
         return self.absent * -(-self.total_shares // max(1, self.servers))
 
 
@@ -253,7 +261,7 @@ class Shortfall:
                 self._reasons[name] = why
 
     def sentences(self) -> tuple[str, ...]:
-        """Return one sentence for the user, or none if no write fell short."""
+        """Return a tuple with one sentence for the user; an empty tuple if no write fell short."""
         if not self.writes:
             return ()
         reached, wanted = self._least

@@ -34,7 +34,9 @@ BATCHES_AT_ONCE = 4
 
 @runtime_checkable
 class ReleasesLeases(Protocol):
-    """A server that may release many leases in one request."""
+    """
+    A server object that can send a request to release many leases; not every server supports the request.
+    """
 
     def release_leases(self, request: LeaseReleases) -> Deferred[ReleaseAnswers | None]:
         """Release leases; fire with None if the server does not support releases and has done nothing."""
@@ -95,7 +97,8 @@ class LeaseReleaser:
             self._since[peer] = answers.now
             return
         self.without.append(peer.name)
-        # The server must be reachable even so, since other objects are read from it.
+        # This server does not accept releases, but it must be reachable, since other objects are read from
+        # it.
         await self._timeout().answer(peer.server.version(), peer)
 
     async def release(self, storage_indexes: Sequence[bytes]) -> ReleaseOutcome:

@@ -174,7 +174,7 @@ def _leads_to(nodes: dict[int, bytes], leaf: int, root: bytes) -> bool:
 # of other storage indexes are skipped. Only directories that can lead to the right one are entered.
 
 MAX_DEPTH = 8
-"""Maximum search depth below a directory; one with several disks of storage servers has five levels."""
+"""Maximum search depth below a directory; a directory with several storage servers' disks has five levels."""
 
 MAX_ENTRIES = 1_000_000
 
@@ -262,11 +262,11 @@ def _may_lead(name: str, index: str) -> bool:
 
 class ShareDirectory:
     """
-    The share files of one encoding. Until ``publish`` they have hidden names; without ``publish`` they are
-    removed in the end.
+    The share files of one encoding. They have hidden names until ``publish``; leaving the context without
+    ``publish`` removes them.
 
     If the process is killed, the files with hidden names remain, each next to the place of its share; the
-    next encoding reuses them.
+    next encoding into the directory replaces them.
 
     Raises:
         SinkError: the directory cannot be used.

@@ -74,9 +74,7 @@ class SegmentFeed(StreamConsumer):
         return pieces
 
     def ended(self, result: Any) -> None:
-        """
-        Record the end of the download, successful or not; to be added as the last callback of the download.
-        """
+        """Record the end of the download, successful or not; must be the last callback of the download."""
         if isinstance(result, Failure):
             self._failure = result
             self._wake()
@@ -193,7 +191,7 @@ class Repair:
         Damage in the shares that are read is found during the repair, and damaged shares are not used.
 
         Args:
-            before: the result of the check, by which the file is recoverable.
+            before: the result of the check.
             found: the shares that the check found.
             packed_ueb: the UEB of a good share.
             renewed: servers whose leases were just renewed.
@@ -220,7 +218,7 @@ class Repair:
             )
             raise too_few_shares("repair", outcome)
         self._fill_plan()
-        if self._plan.assignments():  # segments must be held in memory
+        if self._plan.assignments():  # a repair holds whole segments in memory
             segment_bytes = ueb.parse(found.packed_ueb).segment_bytes
             check_segment_bytes(segment_bytes, self._cap.size, self._settings.max_segment_bytes)
         self._advise()
@@ -493,5 +491,5 @@ class Repair:
 def _code(
     encoder: Reencoder, ciphertext: list[memoryview], numbers: set[int] | None
 ) -> CodedSegment:
-    # The hashes of all shares are needed, but only some blocks.
+    # The hashes of all shares are needed, but only the blocks of the shares that are sent.
     return encoder.code(encoder.encrypt(ciphertext), numbers)

@@ -90,7 +90,7 @@ class CheckResult:
             space.
         servers: number of servers, including those that did not respond.
         share_servers: as ``good_shares``, but with ids, which are unique.
-        answered: maps the id of each server that listed its shares to its nickname.
+        answered: by server id, nicknames of the servers that listed their shares.
     """
 
     cap: Cap | ChkCap | ChkVerifierCap
@@ -182,7 +182,7 @@ class RenewResult:
 @attrs.frozen
 class RepairResult:
     """
-    A file that was verified, and repaired as far as servers allow.
+    A file that was checked, and repaired as far as servers allow.
 
     Attributes:
         before: the result of the check.

@@ -44,7 +44,9 @@ class Capacity:
         Return the servers that do not accept a share of this size, including servers that do not respond.
 
         Args:
+            share_bytes: size of the share.
             silence_s: a server without activity for this many seconds counts as not responding.
+            mutable: whether the share belongs to a mutable file.
         """
         await self._lock.acquire()
         try:

@@ -113,8 +113,8 @@ class MutableSettings(NamedTuple):
         grace_s, grace_share: how long to wait for servers that lag; see ``UploadSettings``.
         silence_s: a server without activity for this many seconds has failed.
         time_limit_s: how many seconds an operation with conflicts is retried.
-        first_wait_s, max_wait_s: bounds of the random waits between retries; each wait is up to twice as long
-            as the one before.
+        first_wait_s, max_wait_s: smallest and largest upper bound of the random waits between retries; the
+            bound doubles with each retry.
         unfinished_looks: a version that cannot be read, and is newer than all that can, is another client's
             running or interrupted write; after this many queries it is overwritten.
         max_content_bytes: maximum size of a file that is written whole, and so is held in memory with its
@@ -141,7 +141,7 @@ class MutableSettings(NamedTuple):
 
 
 GETS_AT_ONCE = 4
-"""Files that are fetched at the same time unless the caller chooses another number."""
+"""Number of files that are fetched at the same time unless the caller chooses another number."""
 
 
 def limited(settings: DownloadSettings, limits: Limits) -> DownloadSettings:

@@ -115,7 +115,7 @@ class ShareQuery:
         asked: list[tuple[Peer, tuple[Sample, ...]]] = []
         if self.sampling_copies:
             return asked
-        # whether no further server needs to be asked for its shares
+        # whether every server was asked for its shares, and has responded or failed
         is_known = self._batches.exhausted
         if is_known or (not self._renewing and self.found.is_whole(self.cap.total_shares)):
             return self._next_samples()

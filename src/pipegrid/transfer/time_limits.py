@@ -46,8 +46,9 @@ def last_activity_s(
 #
 # A slow link is not the server's fault, and all streams share the link. So each stream is compared with the
 # others: it is given up if it has lasted as long as the time limit for silence, and its average rate is less
-# than 1000 bytes per second *and* less than a twentieth of the best rate of the fastest stream. If no other
-# stream is faster, it is given up after ten times that limit if its rate is less than 100 bytes per second.
+# than 1000 bytes per second *and* less than a twentieth of the best rate of the fastest stream. Even if no
+# other stream is faster, a stream of less than 100 bytes per second is given up after ten times the time
+# limit for silence.
 #
 # The time of a stream begins with its first byte, since before that it may wait for other streams; the time
 # during which the client pauses the stream does not count.
@@ -144,7 +145,8 @@ class CallTimeout:
     Time limit for one call.
 
     Args:
-        silence_s: maximum time without activity of the server, for this call or any other, in seconds.
+        silence_s: maximum time without activity of the server, in seconds. Activity for other calls counts,
+            too, but for at most ``MOST_TIMES`` times as long.
         more_s: called when ``silence_s`` is over; returns how many more seconds to wait, because of the
             amount of data.
         worth: detects whether the stream that the call transfers is too slow; None: the call is no stream.

@@ -228,7 +228,7 @@ OBJECT_BYTES = 96 << 10
 """Memory that a repair or verification takes in addition to the object's bytes."""
 
 HELD_BYTES = 24 << 20
-"""Maximum memory for one object. A small object may be held as shares, as a segment, and encoded at once."""
+"""Maximum memory for one object; a small one takes three times its size: shares, segments, new shares."""
 
 
 @attrs.frozen
@@ -240,7 +240,8 @@ class UpkeepRequest:
         verify: read all shares and check every byte of them.
         add_lease: add or renew leases on the good shares.
         repair: repair objects that are not healthy; with ``verify`` also objects with damaged copies.
-        renew: only renew leases, on all servers; the other options have no effect.
+        renew: only renew leases, on all servers. The other options must be False: with ``verify``, immutable
+            objects are handled as if ``renew`` were False.
         force: with ``repair``: repair mutable objects even if that destroys a version; see ``Grid.repair``.
     """
 
@@ -330,7 +331,7 @@ class Upkeep:
         """
         Return when one more object may begin.
 
-        At most one coroutine may wait, either here or in ``finished``.
+        Only one coroutine at a time is allowed to wait, here or in ``finished``.
 
         Raises:
             BaseException: any exception that ``on_outcome`` raised.
@@ -499,7 +500,7 @@ class Upkeep:
                 raise
             except Exception:
                 outcome = Failure()
-                outcome.cleanFailure()  # its stack frames would keep the data in memory
+                outcome.cleanFailure()  # otherwise the failure's frames keep the data in memory
             finally:
                 self._memory.give_back(lent)
             self._end(one, outcome)
@@ -573,13 +574,13 @@ class UpkeepSummary:
 
     Attributes:
         objects: all objects; each is also counted in exactly one of the next eight attributes.
-        healthy: nothing is missing; for renewals: all shares found have a lease.
+        healthy: nothing is missing; for renewals: all servers responded, and all shares found have a lease.
         repaired: something was missing, and was restored.
         damaged: something is missing, but the object can be restored.
         reachable: the missing shares may all be on unreachable servers, and nothing else is wrong.
         unspread: nothing is missing, but more servers could have shares.
-        lost: the object cannot be restored.
-        leaseless: healthy, but some shares got no lease.
+        lost: the object cannot be restored now; for renewals: too few shares have a lease to restore it.
+        leaseless: healthy, but some shares got no lease; for renewals: also if some server did not respond.
         failed: nothing is known because of an error.
         literal: healthy objects that are literal caps.
         shares_made: number of shares that repairs have stored.

@@ -31,7 +31,7 @@ CIRCLE = 1 << 64
 
 MAX_BYTES = 1 << 20
 MAX_KEYS = 1000
-"""Maximum number of checks whose position is remembered; beyond it, the check not run for longest is lost."""
+"""Maximum number of checks with a remembered position; beyond it, the least recently run is forgotten."""
 
 _TAG = b"pipegrid verification round v1"
 

@@ -33,14 +33,14 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 STAGGER_S = 0.25
-"""Delay between routes; RFC 8305 recommends this value."""
+"""Delay between the starts of two routes, as RFC 8305 recommends for addresses."""
 
 TLS_S = 0.2
 """Additional time for the TLS handshake after TCP connects; with ``STAGGER_S``, less than half a second."""
 
 LATE_S = 0.05
 MOST_LATE = 4
-"""Maximum number of times to set a timer again that fires over ``LATE_S`` late, due to this program."""
+"""Maximum number of times that a timer is set again after firing more than ``LATE_S`` late."""
 
 
 class Route(NamedTuple):
@@ -113,11 +113,12 @@ class FailoverServer:
     The first route is the preferred one, and all operations are sent over it from the start, before the
     routes are compared. If the preferred route is not usable after ``STAGGER_S``, or fails, the next route is
     asked for the server's version. Each further route is asked ``STAGGER_S`` after the previous one, or at
-    once when one fails (RFC 8305). The first route that is usable is **chosen**. Operations that were sent
-    over the preferred route without effect are sent again over the chosen one, in the order of the calls.
+    once when one fails (RFC 8305). The preferred route is **chosen** if it is usable before another route
+    answers; otherwise the first route that answers is. Operations that were sent over the preferred route
+    without effect are sent again over the chosen one, in the order of the calls.
 
-    * **No operation is carried out twice.** A route loses only if it is not usable yet, so that nothing was
-      sent on it, or if the server refuses the swissnum, which it checks first.
+    * **No operation is carried out twice.** The preferred route loses only if it is not usable yet, so that
+      no operation was sent, or if the server refuses the swissnum, which it checks first.
     * **A busy client is not a slow server.** If the timer itself is late, or TCP is connected but the TLS
       handshake is not over, the route gets more time: loading Foolscap takes longer than a handshake.
     * **After the choice.** A chosen route stays until an operation on it fails for lack of a connection.
@@ -149,7 +150,7 @@ class FailoverServer:
         self._racing: list[Route] = []  # routes that were started and have not failed
         self._untried: list[Route] = []
         self._is_usable = False  # whether the preferred route may have sent something
-        self._error: Failure | None = None  # of the preferred route, else of the first failed one
+        self._error: Failure | None = None  # the preferred route's, else the first failed route's
         self._timer = Timer(clock, self._time_is_over)
         self._due_s = 0.0
         self._late = 0
@@ -235,7 +236,8 @@ class FailoverServer:
         """Prepare for many small reads; see ``transport.interface.expect_small_reads``."""
         if self._chosen is not None:
             return expect_small_reads(self._current)
-        # An answer also shows that the route works. If the route prepares nothing, no answer shows it.
+        # Ask for the version even if the route would have nothing to prepare: the answer shows that the route
+        # works.
         return self.version().addCallback(lambda _: None)
 
     def lease_listed(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
@@ -315,7 +317,8 @@ class FailoverServer:
 
     def _is_of_route(self, result: Any) -> bool:
         """
-        Return whether the result shows that the route cannot be used; otherwise it is the answer to the call.
+        Return whether the result shows that the route cannot be used; otherwise the result is the answer to
+        the call.
         """
         if not isinstance(result, Failure):
             return False
@@ -472,7 +475,7 @@ def _ask(
     server: StorageServer, name: str, positional: tuple[Any, ...], options: dict[str, Any]
 ) -> Deferred[Any]:
     method = getattr(server, name, None)
-    # Not every route supports the requests that are PipeGrid's own: None is the answer then.
+    # Some routes' servers do not support PipeGrid's own requests. Then the answer is None.
     if method is None:
         return succeed(None)
     asked: Deferred[Any] | None = method(*positional, **options)

@@ -54,10 +54,10 @@ from pipegrid.wire.storage_messages import (
 #
 # **Errors** are ``ServerError`` and its subclasses; ``server`` names the server. After ``ServerUnreachable``
 # and ``ServerTimeout`` the operation may be retried, on another connection or later; ``may_have_happened``
-# says whether the failed request may nevertheless have been carried out. Every operation here can be repeated
-# without harm (a repeated completing write then fails with ``NoSuchShare``: list the shares to find out
-# whether it succeeded). ``ServerRefused`` is final for this server and share; ``ServerProtocolError`` means
-# that the server should not be trusted further.
+# says whether the failed request may nevertheless have been carried out. Every operation, except for some
+# changes of slots (see below), can be repeated without harm. (A repeated write that has completed its share
+# fails with ``NoSuchShare``: list the shares to find out whether it succeeded.) ``ServerRefused`` is final
+# for this server and share; ``ServerProtocolError`` means that the server should not be trusted further.
 #
 # **Cancellation.** A Deferred that is cancelled fails with ``CancelledError``. The server may or may not have
 # carried out the request; requests that were pipelined before or after it are not affected. Buffers of a
@@ -185,7 +185,7 @@ class StorageServer(Protocol):
         self, storage_index: bytes, share_number: int, offset: int, length: int
     ) -> Deferred[bytes]:
         """
-        Read ``length`` bytes of a complete share: fewer, or none, if the share ends before.
+        Read ``length`` bytes of a complete share: fewer, or none, if the share ends earlier.
 
         Raises:
             NoSuchShare: the server has no such complete share.
@@ -244,7 +244,7 @@ class StorageServer(Protocol):
         self, storage_index: bytes, reads: Reads, expected: Numbers = frozenset()
     ) -> Deferred[SlotData]:
         """
-        Read ranges ``(offset, length)`` from every share of a slot; a share that ends before gives fewer
+        Read ranges ``(offset, length)`` from every share of a slot; a share that ends earlier gives fewer
         bytes. {} if there are no shares.
 
         Args:
@@ -257,7 +257,7 @@ class StorageServer(Protocol):
         self, storage_index: bytes, share_number: int, offset: int, length: int
     ) -> Deferred[bytes]:
         """
-        Read ``length`` bytes of one mutable share: fewer, or none, if the share ends before.
+        Read ``length`` bytes of one mutable share: fewer, or none, if the share ends earlier.
 
         Many reads may be pending at the same time; each is carried out separately, and other clients may
         write in between.

@@ -44,8 +44,8 @@ from pipegrid.wire.storage_messages import (
 # A storage server in this process: the contract implemented on a storage directory.
 #
 # **Threads.** Operations of at most ``INLINE_BYTES`` run at once, in the reactor's thread: their system calls
-# take about 10 µs, and a switch to another thread and back takes 50 to 150 µs. Larger reads and writes,
-# streams, and operations that wait for the disk (``disk.group_commit``), run in worker threads.
+# take about 10 µs, and a switch to another thread and back takes 50 to 150 µs. Larger reads and writes, also
+# those of streams, and operations that wait for the disk (``disk.group_commit``), run in worker threads.
 #
 # **Memory.** Nothing is copied: the pieces of a write are written to the disk as they are, and a read is one
 # buffer. A stream holds at most two chunks of 256 KiB.
@@ -69,9 +69,10 @@ class LocalServer(StoresApart):
     Implements ``transport.interface.StorageServer`` in this process.
 
     Args:
-        store: may be shared with other servers.
+        store: can be shared with other servers.
         workers: threads for blocking calls.
-        durability: decides what must be durable before a share is acknowledged; may serve several stores.
+        durability: decides what must be durable before a share is acknowledged; can be shared by servers of
+            several stores.
         inline_bytes: largest read or write that runs without a thread.
     """
 

@@ -244,9 +244,9 @@ class GbsOrder:
     * A change after an unanswered question waits for the response. If the response is long, the change waits
       only for its beginning.
 
-    Nothing else waits. An allocation has no effect that a question could see, and a write affects only its
-    own share and the list of shares. So puts, gets and repairs never wait here: a repair writes other shares
-    than it reads.
+    Nothing else waits, except with ``alone``. An allocation has no effect that a question could see, and a
+    write affects only its own share and the list of shares. So puts, gets and repairs never wait here: a
+    repair writes other shares than it reads.
 
     The connection records a sent change, since it knows the order of outstanding responses; this class only
     counts the sent changes of each share. It records questions, and changes that are not sent yet.

@@ -37,10 +37,11 @@ MAX_URL_BYTES = 2000
 
 def check_ping_url(text: str) -> str:
     """
-    Return the URL of a monitor after checking it: ``https`` or ``http``, with a host.
+    Return the URL of a monitor after checking it: ``https`` or ``http``, a host, no user name, printable
+    ASCII, at most ``MAX_URL_BYTES``.
 
     Raises:
-        ValueError: it is not such a URL; the text is a clause.
+        ValueError: the text is not such a URL; the error's text is a clause.
     """
     try:
         parts = urlsplit(text)
@@ -75,8 +76,8 @@ def url_of(url: str, event: str) -> str:
 @implementer(IAgentEndpointFactory)
 class PermittedEndpoints:
     """
-    Endpoints on the ways that a policy permits. Where the policy permits direct connections, they may go
-    through the proxy that the environment names.
+    Endpoints on the ways that a policy permits. Direct connections go through the proxy that the environment
+    names, if there is one.
     """
 
     def __init__(self, reactor: Any, policy: ConnectionPolicy) -> None:

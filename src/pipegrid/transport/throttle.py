@@ -109,12 +109,12 @@ FULL_BYTES = 64 << 10
 """The maximum number of bytes that wait on one connection before the writer is asked to pause."""
 
 _TURN_S = 0.05
-"""A piece has as many bytes as may be sent in this time, within the limits below."""
+"""A piece has as many bytes as the rate permits in this time, but at least 512 and at most 16 KiB."""
 
 _LEAST_PIECE_BYTES = 512
 _MOST_PIECE_BYTES = 16 << 10
 _LEAST_KEPT_BYTES = 16 << 10
-"""The minimum size of the kernel's receive buffer: a few packets, which the kernel counts about twice."""
+"""Minimum size of the kernel's receive buffer: a few packets, which count about twice their size."""
 
 _LONGEST_WAIT_S = 5.0
 """The longest wait under a timetable, which may permit a higher rate meanwhile."""

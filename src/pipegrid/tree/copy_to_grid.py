@@ -134,7 +134,7 @@ class Copier:
     Args:
         put_tree: stores a local directory; returns its cap.
         force: whether files and immutable directories of the same names are replaced.
-        calls: returns the callbacks to pass to ``put_many`` along with these sources.
+        calls: called with the sources of a ``put_many``; returns keyword arguments for it, such as callbacks.
     """
 
     def __init__(
@@ -188,7 +188,10 @@ class Copier:
     def _actions(
         self, items: Sequence[Item], there: Mapping[str, Child], alone: bool
     ) -> dict[Item, CopyAction]:
-        """Return what to do with each item; items that cannot be copied are reported."""
+        """
+        Return what to do with each item. An item that cannot be copied is reported and left out or, if it is
+        ``alone``, its error is raised.
+        """
         actions: dict[Item, CopyAction] = {}
         labels: dict[str, str] = {}
         for item in items:
@@ -244,8 +247,7 @@ class Copier:
 
     async def _store(self, items: Sequence[Item]) -> dict[Item, Cap]:
         """
-        Store items and return their caps in the same order; failures are reported, and left out of the
-        result.
+        Store items, and return the caps of those that were stored, in the same order; failures are reported.
         """
         caps: dict[Item, Cap] = {}
         files = {item for item in items if item.path is not None and not item.is_directory}

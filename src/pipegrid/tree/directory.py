@@ -168,7 +168,7 @@ class ChosenEdit(StepwiseEdit):
 
 def checked_edits(edits: Sequence[Edit]) -> list[Edit]:
     """
-    Return the edits of a caller as a new list, with caps parsed that were given as text.
+    Return the edits of a caller as a new list, in which caps that were given as text are parsed.
 
     Raises:
         CapError, UsageError: an item is not an edit, or its child cannot be linked with this cap, name or
@@ -277,7 +277,8 @@ class Child:
     Attributes:
         name: any text, normalized (NFC).
         read_cap: the child's read cap; None if none is stored.
-        write_cap: the child's write cap; None if it cannot change, or the directory's cap does not reveal it.
+        write_cap: the child's write cap; None if the child cannot change, or the directory's cap does not
+            reveal its write cap.
         metadata: the metadata of the entry; empty if it is too large.
     """
 

@@ -72,7 +72,7 @@ class Entry(NamedTuple):
 
     @property
     def best(self) -> Cap | None:
-        """The cap that grants most: the write cap, if the read cap belongs to the same object."""
+        """The cap that grants most: the write cap if it belongs to the read cap, otherwise the read cap."""
         write_cap = self.write_cap
         if write_cap is None or isinstance(write_cap, UnknownCap):
             return self.cap

@@ -26,7 +26,7 @@ LISTED_S = 0.5
 """How long a mutable directory is cached for a client that lists it."""
 
 KEPT_BYTES = 24 << 20
-"""Maximum memory for all views but the largest: a huge directory must not displace the views above it."""
+"""Maximum memory for all views but the largest: one huge directory must not displace all other views."""
 
 _MOST_SIZES = 10_000
 _SIZES_AT_ONCE = 16

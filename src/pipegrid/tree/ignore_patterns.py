@@ -14,7 +14,7 @@ from pipegrid.errors import UsageError
 MAX_PATTERNS = 10_000
 MAX_PATTERN = 4096
 MAX_PATTERN_BYTES = 1 << 20
-"""Maximum for all patterns together; each byte of a path costs operations on integers of as many bits."""
+"""Maximum bytes of all patterns; for each byte of a path, integers of about this many bits are computed."""
 
 _MAX_STATES = 1024
 _SLASH = 0x2F
@@ -124,8 +124,8 @@ class IgnorePatterns:
         Return the number of the pattern that decides about an entry; None: no pattern matches.
 
         Args:
-            path: relative to the directory of the patterns, with ``/``; no directory above the entry is left
-                out.
+            path: relative to the directory of the patterns, with ``/``. The caller has checked that no
+                directory above the entry is left out.
         """
         return self._decide(self._matching(path), is_directory)
 
@@ -134,7 +134,8 @@ class IgnorePatterns:
         Return whether an entry is left out, and record in ``met`` which patterns match.
 
         Args:
-            is_directory: None if unknown: return whether the entry is left out in both cases.
+            is_directory: None if unknown; then return True only if the entry is left out both as a directory
+                and as anything else.
         """
         if not self._ends:
             return False
@@ -206,7 +207,7 @@ class IgnorePatterns:
         return state | (state & self._skips) << 1
 
     def _move(self, byte: int) -> int:
-        """Return the bits of the positions from which a byte moves one further."""
+        """Return the bits of all positions from which this byte leads to the next position."""
         places = self._symbols.get(byte, [])
         move = _bits(places + [bit for bit, members in self._sets if members >> byte & 1])
         self._moves[byte] = move
@@ -277,7 +278,10 @@ def _tokens(text: bytes, of_path: bool) -> list[int] | None:
 
 
 def _set(text: bytes, at: int) -> tuple[int, int]:
-    """Parse a ``[...]``; return its bytes, and the index after it, or -1 if it is malformed."""
+    """
+    Parse a bracket expression ``[...]``. Return the set of bytes that it matches, and the index after it, or
+    -1 if it is malformed.
+    """
     is_inverted = text[at : at + 1] in (b"!", b"^")
     at += is_inverted
     members = before = 0

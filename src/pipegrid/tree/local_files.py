@@ -168,7 +168,7 @@ class UnnamedFile:
             self.identity = found.st_dev, found.st_ino
             write_all(self._fd, data, 0)
             wanted, has_changed = kept.mode, inherits
-            if wanted is not None and mode & ~found.st_mode & 0o600:  # a umask or list took bits
+            if wanted is not None and mode & ~found.st_mode & 0o600:  # a umask or ACL took bits
                 change_mode(self._fd, mode)
                 has_changed = True
             if kept.extended is not None:
@@ -346,8 +346,8 @@ def make_root(path: str, kept: RestoredMetadata) -> None:
     """
     Create the directory into which a tree is fetched, and its parents, or use the existing one.
 
-    If an earlier fetch made an existing directory read-only, as its entry says, it is made writable until the
-    end.
+    If an earlier fetch made an existing directory read-only, as its entry says, the directory is made
+    writable until the end of this fetch.
 
     Raises:
         SinkError: the directory cannot be created.
@@ -394,8 +394,8 @@ def make_directory(
 
     Args:
         parent: the parent directory.
-        kept: the metadata of the directory's entry; while the directory is filled, no users may enter it that
-            its final mode excludes.
+        kept: the metadata of the directory's entry; users whom the final mode excludes cannot enter the
+            directory while it is filled, either.
         force: whether a file or link of this name is replaced.
 
     Returns:
@@ -618,10 +618,10 @@ def space_for(path: str, size: int) -> None:
 
 # This part checks which names on a grid a local directory can have. It does no input or output.
 #
-# A name on a grid is any text. If the metadata has the exact bytes of a name, these may also be anything. A
-# local name is one component of a path that stays inside its directory: not empty, ``.`` or ``..``, without
-# ``/`` and NUL, and not too long. It must also differ from hidden names of part files and, on file systems
-# that fold case or normalize letters, from the names of other entries.
+# A name on a grid is any text. If the metadata has the exact bytes of a name, these can be any bytes. A local
+# name is one component of a path that stays inside its directory: not empty, ``.`` or ``..``, without ``/``
+# and NUL, and not too long. It must also differ from hidden names of part files and, on file systems that
+# fold case or normalize letters, from the names of other entries.
 
 MAX_NAME_BYTES = 255
 """The limit of most file systems."""
@@ -745,7 +745,8 @@ def _identity(inside: int, name: str) -> tuple[int, int] | None:
 
 def _is_one(inside: int, name: str, other: str) -> bool:
     """
-    Return whether two names are the same directory entry; two hard links are not, since both are listed.
+    Return whether two names are spellings of one directory entry; two hard links are not, since the directory
+    lists both.
     """
     return not {name, other} <= set(os.listdir(inside))
 
@@ -757,7 +758,7 @@ _PROBE, _OTHER = (f".pipegrid-{letter}{SUFFIX}" for letter in "aA")
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _TRIES = 100
-"""The test is repeated, since another process with the same test may remove the file."""
+"""The test is tried up to this many times, since another process with the same test may remove the file."""
 
 
 def folds_names(home: DirectoryFd) -> bool:

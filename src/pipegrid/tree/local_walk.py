@@ -31,10 +31,10 @@ MAX_DEPTH = 1000
 
 _OPEN_LEVELS = 32
 _TRIES = 3
-"""How often a small file is read, if it changes while it is read."""
+"""How many times a small file is read if it changes during each read."""
 
 CHANGED = "it changed while it was read; store it again when no program writes to it"
-"""The clause about a file of which a part may have been read before a change, and a part after it."""
+"""The reason for leaving out a file that changed during a read, so the bytes may be of two versions."""
 
 _NOTHING = TreeSelection()
 
@@ -181,9 +181,8 @@ class LocalWalk:
         root: the path of the root; if it is a link, the link is followed, since the user named it.
         selection: which entries are stored.
         options: how the walk is done.
-        mounted: paths of directories that are always entered, even if they are on another file system than
-            the root; nothing else of such a file system is stored. Those that the walk does not meet are
-            reported.
+        mounted: paths of directories that are always entered, even with ``one_file_system`` if they are on
+            another file system than the root. Directories that the walk does not meet are reported.
         levels_above: the number of levels of the joined tree above the root.
         know: called with every regular file before it is opened; if it returns something, the file is not
             read.
@@ -303,7 +302,7 @@ class LocalWalk:
         return DirectoryBegun(level.number, parent, name, path, found, extended)
 
     def _list(self) -> Iterator[LeftOut]:
-        """Read the names in the lowest directory; yield what cannot be read."""
+        """Read the names in the lowest directory; yield a ``LeftOut`` for each entry that cannot be read."""
         level = self._levels[-1]
         selection = self._selection
         try:
@@ -315,7 +314,7 @@ class LocalWalk:
                         selection.leave_out(path)
                         continue
                     if not selection.may_take(path):
-                        continue  # skips it unexamined: some file systems forbid that
+                        continue  # no ``stat``, which some file systems refuse
                     try:
                         is_directory = entry.is_dir(follow_symlinks=False)
                     except OSError as error:
@@ -337,7 +336,7 @@ class LocalWalk:
                 raise
             level.names.clear()
             yield LeftOut(level.path, reason_of(error))
-        # Names are taken from the end: first all files, so that they are open only briefly.
+        # Names are taken from the end, so all files of a directory come before its subdirectories.
         level.names.sort(key=lambda each: (each[1], each[0]), reverse=True)
 
     def _descend(self, name: str, path: str) -> Iterator[Thing]:
@@ -381,7 +380,9 @@ class LocalWalk:
         return any(f"{each}/".startswith(f"{path}/") for each in self._mounted)
 
     def _leave(self) -> Iterator[LeftOut]:
-        """Go back up; open a closed directory again, if it is still the parent."""
+        """
+        Return to the directory above. If it is closed, open it again; yield a ``LeftOut`` if it was moved.
+        """
         level = self._levels.pop()
         if self._levels and self._levels[-1].fd < 0:
             above = self._levels[-1]
@@ -442,8 +443,8 @@ class LocalWalk:
         self, known: Any, level: _Level, path: str, found: os.stat_result
     ) -> dict[str, Any] | None:
         """
-        Return the extended metadata of a file that is not read; it is read from the disk only if it is
-        unknown.
+        Return the extended metadata of a known file, whose content is not read. The metadata is read from the
+        disk only if the record of the file lacks it.
         """
         if self._identify is None:
             return None
@@ -505,8 +506,8 @@ def own_directories(*paths: str | os.PathLike[str]) -> frozenset[tuple[int, int]
     """
     Return the device and inode of each of these directories that exists.
 
-    A backup of a home directory must not store a local test grid in it, which grows by what is stored, or the
-    database that the backup writes.
+    A backup of a home directory must not store the database that the backup writes, or a local test grid in
+    the home directory, which grows with everything that is stored.
     """
     found = set()
     for path in paths:
@@ -687,14 +688,17 @@ class JoinedWalk:
         yield [DirectoryEnded(number) for _, number in reversed(self._above)]
 
     def _missing(self, prefix: str) -> list[tuple[str, os.stat_result]]:
-        """Return the directories above a path that have not begun yet, with their status."""
+        """
+        Return the directories above a path for which no ``DirectoryBegun`` was yielded yet, with their
+        status.
+        """
         begun = {path for path, _ in self._above}
         ends = [at for at, char in enumerate(prefix) if char == "/"]
         paths = [prefix[:end] for end in ends if prefix[:end] not in begun]
         return [(path, os.stat(f"/{path}", follow_symlinks=False)) for path in paths]
 
     def _leave_to(self, prefix: str) -> Iterator[Thing]:
-        """Yield the ends of the directories that are not above a path."""
+        """Leave the open directories that do not contain a path: yield a ``DirectoryEnded`` for each."""
         while self._above[-1][0] and not prefix.startswith(f"{self._above[-1][0]}/"):
             yield DirectoryEnded(self._above.pop()[1])
 

@@ -113,12 +113,11 @@ class RestoredExtended:
         """
         Set owner and attributes of an existing file or link.
 
-        A file with several names may be a foreign file, to which another user has made a hard link: it is
-        changed only if it has the right time.
+        If a file has several names, another user may have made a hard link from this name to a foreign file.
+        So such a file is changed only if its modification time is ``mtime_ns``.
 
         Args:
             inside: a descriptor of the directory of the file.
-            mtime_ns: the time that a file with several names must have.
         """
         try:
             fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=inside)
@@ -190,7 +189,7 @@ def gives_lists(directory: int) -> bool:
     """Return whether new entries of an open directory may inherit an access control list."""
     try:
         return not {*_LISTS}.isdisjoint(os.listxattr(directory))
-    except OSError as error:  # for example, if the directory may not be read
+    except OSError as error:  # for example, no permission to read the directory
         return error.errno not in _ABSENT
 
 
@@ -202,7 +201,7 @@ def _value(at: int | str, name: str) -> bytes | None:
     try:
         return os.getxattr(at, name)
     except OSError:
-        return None  # it is missing; or else setting it reports the reason
+        return None  # the attribute is missing, or setting it will report why it cannot be read
 
 
 def owners_of(numeric: bool, none: bool) -> Owners:
@@ -306,7 +305,7 @@ class LinkedFiles(Generic[F]):
     The files of one restore that have several names; ``F`` is a name that is fetched.
 
     Attributes:
-        left_out: whether the name added last becomes a copy, since there are too many.
+        left_out: whether the name added last becomes a copy, since there are too many files or waiting names.
     """
 
     def __init__(self) -> None:
@@ -323,8 +322,8 @@ class LinkedFiles(Generic[F]):
             key: what all names of one file have in common.
 
         Returns:
-            the name itself: fetch it. Another name, whose file is complete: link to that. None: the name
-                waits until the first is complete.
+            the name itself: fetch it. Another name, whose file is complete: make this name a link to it.
+                None: this name waits until the first name is complete.
         """
         if key not in self._names:
             self.left_out = len(self._names) >= MAX_LINKED
@@ -363,8 +362,8 @@ class LinkedFiles(Generic[F]):
 
     def exists(self, key: Any, file: F) -> F | None:
         """
-        Record that a name exists already, with a complete file; return the first name of the file, None if
-        that is not complete yet.
+        Record that a name exists already, with a complete file. Return the first name of the file, or None if
+        the first name is still being fetched.
         """
         if key not in self._names:
             if len(self._names) < MAX_LINKED:
@@ -398,7 +397,7 @@ def link_file(
     Give a complete file a second name. This blocks.
 
     Args:
-        size, mtime_ns: the size and time that the file must have to be linked to.
+        size, mtime_ns: the file gets the second name only if it has this size and modification time.
         replace: whether an existing file or link is replaced.
 
     Returns:

@@ -30,16 +30,16 @@ AHEAD_BYTES = 4 << 20
 """The maximum number of bytes by which a download may be ahead of its reader."""
 
 _FIRST_AHEAD_BYTES = 256 << 10
-"""The maximum when a download begins; it is low, since many programs read only the start of a file."""
+"""The lower maximum when a download begins, since many programs read only the start of a file."""
 
 KEPT_BEHIND_BYTES = 512 << 10
-"""How many bytes stay in memory after a client has read them."""
+"""How many bytes each download keeps in memory after a client has read them."""
 
 WHOLE_BYTES = 256 << 10
 """Files up to this size are fetched as a whole."""
 
 READING_BYTES = 32 << 20
-"""The maximum memory for all downloads together."""
+"""Maximum downloaded bytes in memory, in all downloads together; see ``ReadSpace.ahead_bytes``."""
 
 MOST_WHOLE_BYTES = 16 << 20
 """Maximum memory for files that were fetched as a whole; further files are fetched again for each request."""
@@ -54,10 +54,10 @@ MOST_FETCHES = 6
 """The maximum number of ranges and small files that are fetched at the same time; others wait."""
 
 UNUSED_S = 2.0
-"""A download that no request has used for this long may be replaced by the download of another reader."""
+"""After this time without a request, a download ends if another reader needs its place."""
 
 IDLE_S = 30.0
-"""A download that no request has used for this long ends."""
+"""After this time without a request, a download ends in any case."""
 
 _REMEMBERED_ENDS = 16
 
@@ -68,9 +68,9 @@ class ReadSpace:
 
     Args:
         ahead_bytes: the maximum number of bytes by which a download may be ahead of its reader.
-        reading_bytes: the maximum memory for all downloads together.
-        behind_bytes: how many bytes stay in memory after a client has read them, for requests that arrive out
-            of order.
+        reading_bytes: the maximum number of downloaded bytes in memory, in all downloads together.
+        behind_bytes: how many bytes each download keeps in memory after a client has read them, for requests
+            that arrive out of order.
 
     Attributes:
         whole_bytes: the memory used by files that were fetched as a whole.
@@ -161,7 +161,7 @@ class _ReadAhead:
         self._running.addCallbacks(self._finish, self._fail)
 
     def covers(self, offset: int) -> bool:
-        """Return whether the byte at an offset is in memory, or will be soon."""
+        """Return whether the byte at an offset is in memory, or will be soon, without a new download."""
         return not self.failed and self.start <= offset <= self.end + self._ahead_bytes
 
     @property
@@ -176,7 +176,8 @@ class _ReadAhead:
 
     def read(self, offset: int, length: int) -> Deferred[list[Buffer]]:
         """
-        Return the pieces of a range; ``covers`` must accept its start, and it must end within the file.
+        Return the pieces of a range. The caller has checked that ``covers`` accepts its start, and that the
+        range ends within the file.
 
         The pieces have fewer bytes if a mutable file has become shorter.
         """
@@ -229,8 +230,8 @@ class _ReadAhead:
         ready = [each for each in self._waiting if self._complete or each[1] <= self.end]
         if ready:
             self._waiting = [each for each in self._waiting if each not in ready]
-            # All ranges are cut before the first is delivered: its reader may read on, close the file, or
-            # cancel other requests.
+            # Cut all ranges before the first one is delivered: the reader that gets it may read on, close the
+            # file, or cancel other requests.
             found = [
                 cut(self._pieces, start - self.start, end - self.start) for start, end, _ in ready
             ]
@@ -325,7 +326,8 @@ class FileReader:
         try:
             return await stream.read(offset, length)
         except GridError:
-            # Fetch it once more: the cause of the failure may be over, and a new request uses other servers.
+            # Fetch the range again: the cause of the failure may be over, and a new request uses other
+            # servers.
             return [await self._space.fetch(self._grid, self._cap, offset, length)]
 
     def read_held(

@@ -47,13 +47,13 @@ PAUSES_S = (5.0, 10.0, 20.0, 30.0)
 """The pauses between attempts; the last one is repeated."""
 
 STRAGGLERS_S = PAUSES_S[0]
-"""During the first seconds of a wait, only the success of a probe ends it; after that, any success does."""
+"""In the first seconds of a wait, only a probe's success ends the wait; after that, any success does."""
 
 
 def wants_servers(error: Exception) -> bool:
     """
-    Return whether an operation failed only because servers were unreachable, and might have succeeded with
-    them.
+    Return whether an operation failed only because servers were unreachable, so it may succeed when they are
+    reachable.
     """
     if isinstance(error, UnhappyError):
         return error.absent > 0 and error.reached + error.absent >= error.wanted
@@ -93,8 +93,9 @@ class RetryPolicy(Generic[T]):
         most: maximum number of objects that are kept for a retry.
 
     Attributes:
-        waiting: whether the run waits, since too few servers are reachable; then no new object may begin.
-        given_up: whether the wait ended without success, and no object has succeeded since.
+        waiting: whether the run waits, since too few servers are reachable; meanwhile, no new object must
+            begin.
+        given_up: whether the last wait ended without success, and no object has succeeded since.
         next_s: during a wait, when ``next`` returns the next probe.
     """
 
@@ -116,7 +117,7 @@ class RetryPolicy(Generic[T]):
 
     @property
     def left_s(self) -> float:
-        """The maximum duration of this wait, counted from its beginning."""
+        """The maximum duration of the present or next wait, counted from its beginning."""
         allowed_s = FIRST_WAIT_S if self._good_s is None else WAIT_S
         return max(0.0, allowed_s - self._waited_s)
 
@@ -138,7 +139,7 @@ class RetryPolicy(Generic[T]):
         self.ended(what)
         self._good_s = now_s
         self.given_up = False
-        # A response to a request from before the outage does not show that servers are reachable.
+        # The success of a request from before the outage does not show that servers are reachable.
         if self.waiting and (what == probe or now_s - self._began_s >= STRAGGLERS_S):
             self._end_wait(now_s)
         return second
@@ -153,7 +154,7 @@ class RetryPolicy(Generic[T]):
         """
         if what == self._probe:
             self._probe = None
-            self._kept.append(what)  # at the end: another object may succeed
+            self._kept.append(what)  # at the end: the next probe is another object
             self._pause(now_s)
             return True
         others_came = self._good_s is not None and self._good_s > began_s
@@ -241,7 +242,7 @@ class RetryQueue(Generic[T, K]):
     Keeps the data (``K``) for the retry of each object of a tree, by its place (``T``).
 
     Args:
-        wake: called at the end of a pause, when ``next`` may return something.
+        wake: called at the end of a pause, when ``next`` can return a probe.
         tell: called with a sentence when too few servers are reachable, and with None when the run continues.
 
     Attributes:
@@ -262,7 +263,7 @@ class RetryQueue(Generic[T, K]):
 
     @property
     def has_any(self) -> bool:
-        """Whether ``next`` or ``take_lost`` may return something now or later."""
+        """Whether objects are kept, so that ``next`` or ``take_lost`` can return something now or later."""
         return bool(self._kept or self._lost) or self.tries.waiting
 
     def keeps(self, place: T, kept: K, error: Exception, began_s: float) -> bool:

@@ -114,7 +114,8 @@ class _Place:
         inside: a descriptor of the directory.
         unnamed: how unnamed files become durable in the directory; ``never``: unnamed files are not used.
         inherits: whether files in the directory may inherit an access control list.
-        is_checked: whether the path still led to the directory when the first unnamed file was complete.
+        is_checked: whether it was checked that the path still leads to the directory; this is done before the
+            first unnamed file gets its name.
 
     Raises:
         SinkError: the directory was moved, removed or replaced.
@@ -167,7 +168,7 @@ class _Group:
         except OSError as error:
             if error.errno not in _NO_UNNAMED:
                 raise
-            return None  # then all files of the directory get part files
+            return None  # from now on, the directory gets part files
         self._parts[file] = part
         return part
 
@@ -183,8 +184,8 @@ class _Group:
         """Sync all files and give them their names, durably."""
         for file, part in self._parts.items():
             if isinstance(part, UnnamedFile):
-                # All files are synced before the first gets its name, so that the first sync can write what
-                # all of them need.
+                # All files are synced before the first one gets its name, so that the first sync can already
+                # write the data of the others.
                 with self._noting([file]):
                     part.sync()
         named: dict[DirectoryFd, list[WholeFile]] = {}
@@ -224,7 +225,7 @@ class _Group:
                 if isinstance(part, UnnamedFile):
                     part.sync()
         sync_directory(place.inside)
-        if place.is_checked:  # once for all; part files were checked before
+        if place.is_checked:  # once for all unnamed files; each part file has its own check
             home.check()
 
     def close(self) -> None:
@@ -311,5 +312,5 @@ class WriteGroups:
 
 
 def _fire(waiting: Deferred[str], outcome: str | Failure) -> None:
-    if not waiting.called:  # it may have been cancelled
+    if not waiting.called:  # a cancelled Deferred has already fired
         waiting.callback(outcome)

@@ -21,8 +21,9 @@ from pipegrid.transfer.upkeep import Upkeep, UpkeepOutcome, UpkeepRequest, Upkee
 from pipegrid.tree.retry_queue import MOST, RetryQueue, wants_servers
 from pipegrid.tree.walk import Met, TreePath, Unreadable, identity_of, walk
 
-# If a repair failed because servers were unreachable, the object is checked again at the end: immediately if
-# other objects have succeeded meanwhile, otherwise when servers are reachable; see ``RetryPolicy``.
+# If a repair failed because servers were unreachable, the object is checked again at the end of the run:
+# immediately if other objects have succeeded meanwhile, otherwise when servers are reachable; see
+# ``RetryPolicy``.
 
 _SOMETHING_ELSE = -1
 
@@ -57,7 +58,7 @@ def lacking(outcome: UpkeepOutcome) -> Exception | None:
 # found. A tree without held objects is walked once.
 
 MAX_HELD = 10_000
-"""Maximum number of held objects, of about 3 kB. When reached, the trees are walked again for write caps."""
+"""Maximum number of held objects, of about 3 kB each. At this number, trees are walked for write caps."""
 
 
 class FirstMet(NamedTuple):

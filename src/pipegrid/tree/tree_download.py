@@ -164,7 +164,7 @@ SMALL_BYTES = 1 << 20
 
 LOOK_S = 0.1
 WAIT_S = 60.0
-"""How long another process that writes the same file may make no progress before the wait for it fails."""
+"""Seconds to wait for another process that writes the same file, counted from its last progress."""
 
 MAX_LOOKS = 5
 """The maximum number of retries for a file that another process has created meanwhile."""
@@ -244,10 +244,12 @@ class OtherWriter:
 
     async def wait(self, error: SinkError) -> None:
         """
-        Wait a moment before the file is tried again.
+        Wait a moment before the file is tried again; return at once if the other process has created the
+        file.
 
         Raises:
-            SinkError: the given error, if the other process made no progress for ``WAIT_S``.
+            SinkError: the given error, if the other process made no progress for ``WAIT_S``, or if another
+                process has created the file more than ``MAX_LOOKS`` times.
         """
         if isinstance(error, TargetExists):  # the path now has a file, complete or different
             self._looks += 1
@@ -392,7 +394,7 @@ class FileFetcher:
 # directory.
 
 FILE_BYTES = 32 << 10
-"""Minimum that a file counts in the budget, for the objects of its download: at most 512 files at once."""
+"""Bytes added to the size of a small file, for the objects of its download: at most 512 files at once."""
 
 
 class TreeGetOptions(NamedTuple):
@@ -587,7 +589,7 @@ class TreeGet:
             self._read_later.close()
 
     def _could_not_read(self, one: Unread) -> None:
-        """Keep a directory that could not be read for a retry, or report it."""
+        """Keep an unreadable directory for a retry, or report it."""
         if self._read_again is not None:
             keeps = one.met.path == self._read_again and self._keeps_unread(one)
         else:
@@ -770,7 +772,10 @@ class TreeGet:
     # The methods below are for files with several names.
 
     async def _begin_or_link(self, file: WantedFile) -> None:
-        """Begin a file; or, if another name of the file is being fetched, wait until that is complete."""
+        """
+        Begin to fetch a file. But if another name of the same file is being fetched, wait until the file is
+        complete.
+        """
         key = file.link_key
         first = file if key is None else self._linked.add(key, file)
         if key is not None and self._linked.left_out:
@@ -779,7 +784,10 @@ class TreeGet:
             await self._begin(file if first is file else file._replace(link_to=first))
 
     def _is_linked(self, file: WantedFile) -> None:
-        """Record a file that exists already; check that it is the same local file as its other names."""
+        """
+        Record a file that exists already; if it is not the same local file as its first name, count a lost
+        link.
+        """
         key = file.link_key
         if key is None:
             return
@@ -806,7 +814,7 @@ class TreeGet:
         self._woken.fire(None)
 
     async def _begin(self, file: WantedFile) -> None:
-        """Begin to fetch a file as soon as the limits allow it."""
+        """Begin to fetch a file; return when the limits have allowed it to begin."""
         budget = self._small if file.is_small else self._large
         units = FILE_BYTES + (file.size or 0) if file.is_small else 1
         lent = budget.lend(units)

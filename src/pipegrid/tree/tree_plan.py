@@ -16,7 +16,7 @@ from pipegrid.tree.file_metadata import KEY
 
 MAX_ENTRIES = 200_000
 MAX_DIRECTORY_BYTES = 60 << 20
-"""Readers accept directories of 64 MiB and 200,000 entries."""
+"""Limit of a directory's estimated size; readers accept at most 64 MiB and 200,000 entries."""
 
 _CAP_BYTES = 150
 """The maximum length of the cap of an immutable file or directory."""
@@ -186,7 +186,7 @@ class TreePlan:
 
     def known(self, place: TreeNode, cap: Cap) -> None:
         """
-        Record the cap of an object that need not be stored yet. A second call with the same cap changes
+        Record the cap of an object, which may be stored later. A second call with the same cap changes
         nothing.
         """
         parent = place.parent
@@ -218,7 +218,9 @@ class TreePlan:
             self._child_ended(place)
 
     def failed(self, place: TreeNode) -> None:
-        """Record that an object cannot be stored; it is left out, a directory with all its content."""
+        """
+        Record that an object cannot be stored. The object is left out; a directory, with all its content.
+        """
         if isinstance(place, DirectoryNode):
             if place.failed:
                 return
@@ -249,8 +251,8 @@ class TreePlan:
 
     def again(self, directory: DirectoryNode) -> list[PackedChild]:
         """
-        Return the children to pack for another attempt to store a directory, which was not reported as
-        failed.
+        Return the children to pack for another attempt to store a directory; ``failed`` must not have been
+        called for it.
         """
         assert directory.sending
         assert not directory.unknown

@@ -130,7 +130,9 @@ class TreeTally:
             self._count_above(place, place.held, -1)
 
     def _count_above(self, at: TreeNode, amounts: SubtreeCounts, sign: int) -> None:
-        """Add the amounts to the total, and to all directories above that already include this node."""
+        """
+        Add the amounts to the total, and to each directory above whose counts already include this node.
+        """
         self._count(amounts, sign)
         while at.parent is not None and (not isinstance(at, DirectoryNode) or at.left):
             at = at.parent
@@ -277,8 +279,8 @@ def reopened(walk: EntryWalk, path: str, why: str) -> io.FileIO:
 
 GIVE_UP = 10
 """
-The run ends with an error after this many objects have failed, if none has ever succeeded, or none since the
-run waited for servers without success: then the grid is at fault, not the files.
+The run ends with an error after this many failures in succession, if it has stored no object yet, or if its
+last wait for servers was without success: then the grid is at fault, not the files.
 """
 
 _LARGE_DIRECTORY = 1000
@@ -573,7 +575,8 @@ class TreeUpload:
         self, place: TreeNode, met: FileMet, why: str = "and too few servers were reachable before"
     ) -> None:
         """
-        Store a file or link that the walk has met before; ``why`` is for the message if it no longer exists.
+        Store a file or link that the walk has met before. If the file no longer exists, the error says
+        ``why`` it was needed again.
         """
         if met.link is not None:
             await self._store_file(place, met, met.link, len(met.link))
@@ -603,7 +606,7 @@ class TreeUpload:
                 self._plan.bytes_known(directory, known.cap)
                 self.counts.checked += known.due
                 if not known.due or await self._is_whole(known):
-                    if known.due:  # if not due, no server was asked
+                    if known.due:  # an object that is not due was not checked on servers
                         self._came_through(directory, stored=False)
                     self._later.ended(directory)
                     self._plan.stored(directory, directory_cap(known.cap))
@@ -645,7 +648,10 @@ class TreeUpload:
         return cap
 
     async def _is_whole(self, known: KnownObject) -> bool:
-        """Check a known object on the grid; return False if it must be stored again."""
+        """
+        Check a known object on the grid; return False if the object must be stored again, or the check
+        failed.
+        """
         try:
             health = await self._store.check(known.cap)
         except PipegridError:
@@ -656,7 +662,9 @@ class TreeUpload:
         return health.whole
 
     def _came_through(self, place: TreeNode, stored: bool = True) -> None:
-        """Record that servers have accepted an object or, if not ``stored``, had it already."""
+        """
+        Record the success of an object: servers have accepted it or, without ``stored``, had it already.
+        """
         self._stored += stored
         self._failures = 0
         self.counts.second_tries += self._later.succeeded(place)
@@ -673,7 +681,7 @@ class TreeUpload:
             self._lose(place, kept.path, kept.error)
 
     def _lose(self, place: TreeNode, path: str, error: PipegridError) -> None:
-        """Leave out an object that could not be stored."""
+        """Leave out and report an object that could not be stored."""
         self._later.ended(place)
         self._leave_out(path, str(error))
         self._count_failure(error)

@@ -31,7 +31,7 @@ _LOCK = ".lock"
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT
 
 KEPT_S = 7 * 86400.0
-"""How long a journal is kept; servers keep unfinished uploads equally long."""
+"""How long a journal is kept after the last write; servers keep unfinished uploads equally long."""
 
 
 def unfinished_put(
@@ -40,7 +40,8 @@ def unfinished_put(
     options: Mapping[str, Any],
 ) -> UploadJournal | NoUnfinishedPut:
     """
-    Return the journal of an earlier put of a directory; the objects of the new put are added for a later one.
+    Return the journal of a directory, which lists the objects that earlier puts have stored; the new put adds
+    its own objects.
 
     Args:
         options: the options of ``Grid.put``; objects stored with other options do not count.
@@ -59,7 +60,7 @@ def unfinished_put(
     context = repr((numbers, happy)).encode() + convergence
     root = os.path.realpath(directory)
     notes = config.caches[0] / NOTES_NAME
-    with suppress(OSError):  # now, so that the walk skips it if the tree contains it
+    with suppress(OSError):  # created now, so that the walk can skip it
         notes.mkdir(mode=0o700, exist_ok=True)
     _forget_stale(notes, time.time())
     return UploadJournal(notes, context, root)
@@ -79,10 +80,10 @@ class UploadJournal(KnownObjects):
     """
     The journal of one directory. Close it at the end.
 
-    The journal lists stored objects, and is removed when a put of the directory has succeeded. A put that
-    ends within ``WRITTEN_AFTER_S`` writes nothing. A put that resumes checks each listed object on the grid
-    (in surveys, without fetching its bytes), and sends missing ones again. The journal is a database like
-    that of backups (``backup.backup_database``).
+    The journal lists stored objects, and is removed when a put of the directory has succeeded. A put of a few
+    small files that succeeds within ``WRITTEN_AFTER_S`` writes nothing. A put that resumes checks each listed
+    object on the grid (in surveys, without fetching its bytes), and sends missing ones again. The journal is
+    a database like that of backups (``backup.backup_database``).
 
     At most one put at a time uses the journal of a directory; a second put runs without one. A put locks a
     file next to the journal, and only the owner of this lock removes the journal. So a put that runs for a
@@ -111,15 +112,15 @@ class UploadJournal(KnownObjects):
 
     def file(self, path: str, found: os.stat_result) -> KnownObject | None:
         """
-        Return the record of a regular file, which must be checked; None if the file has changed or is not
-        recorded.
+        Return the record of a regular file, marked for a check on the grid; None if the file has changed or
+        is not recorded.
         """
         return None if self._database is None else _due(self._database.file(path, found))
 
     def directory(self, packed: bytes) -> KnownObject | None:
         """
-        Return the record of a directory with exactly these bytes, which must be checked; None if it is not
-        recorded.
+        Return the record of a directory with exactly these bytes, marked for a check on the grid; None if it
+        is not recorded.
         """
         return None if self._database is None else _due(self._database.directory(packed))
 
@@ -131,7 +132,7 @@ class UploadJournal(KnownObjects):
             self._note(lambda memory: memory.file_stored(met, cap))
 
     def directory_stored(self, packed: bytes, cap: ChkCap) -> None:
-        if self._database is not None:  # directories are few and large, so not held in memory
+        if self._database is not None:  # written now, since directories are few and large
             self._database.directory_stored(packed, cap)
 
     def forget(self) -> None:
@@ -145,7 +146,7 @@ class UploadJournal(KnownObjects):
                     os.unlink(f"{self._path}{suffix}")
 
     def close(self) -> None:
-        """Write the remaining records, unless the put has succeeded, and release the journal."""
+        """Write the remaining records, unless the put has succeeded, and unlock the journal."""
         if self._unwritten and not self._off:
             self._write()
         self._off = True
@@ -184,7 +185,8 @@ class UploadJournal(KnownObjects):
             self._lock = lock
             self._database = BackupDatabase(self._path, self._context, self._root)
         except (OSError, PipegridError) as error:
-            # Another put uses the journal, or it cannot be written: this put runs without one.
+            # Either another put uses the journal, or it cannot be written; in both cases, this put runs
+            # without one.
             self._off = True
             if isinstance(error, CannotLock):
                 with suppress(OSError):

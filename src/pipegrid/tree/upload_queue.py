@@ -26,16 +26,16 @@ servers on two cores stored all ten changed files before the walk had met the th
 """
 
 _HELD_PART = 4
-"""Plaintext may take one of this many equal parts of the allowed memory; the rest is for encoded data."""
+"""Plaintext may take one part in this many of the allowed memory; the rest is for encoded data."""
 
 
 class _Work(Generic[P]):
     """
-    One job: an object to store or check.
+    One job: storing or checking an object.
 
     Attributes:
-        stores: whether the object is stored, or only checked.
-        began_s: when the job began.
+        stores: whether the job stores the object; otherwise it only checks it.
+        began_s: when the job began, in seconds of ``UploadQueue``'s clock.
     """
 
     __slots__ = ("began_s", "coroutine", "place", "size", "stores")
@@ -62,14 +62,14 @@ class UploadQueue(Generic[P]):
     At most ``MAX_OBJECTS`` objects and ``MAX_BYTES`` of unacknowledged plaintext are in progress. A large
     file counts as at most half of these bytes, so two large files fill the queue, and one leaves space for
     small files. If servers need one request per share, fewer objects are stored at the same time, depending
-    on how long they take (``flow.concurrency_limits``). The grid limits the memory for encoding. A batch of
-    the walk is requested when another job may begin, and all its jobs are added; jobs that exceed the grid's
-    ``Limits`` begin later.
+    on how long storing an object takes (``flow.concurrency_limits``). The grid limits the memory for
+    encoding. A batch of the walk is requested when another job may begin, and all its jobs are added; jobs
+    that exceed the grid's ``Limits`` begin later.
 
     Args:
         ended: called with the outcome of a job, a ``Failure`` or None, when its space is free again.
         limits: the limits of the grid, in addition to those of this module.
-        seconds: returns the time.
+        seconds: returns the time in seconds of a monotonic clock.
         small_file_capacity: returns how many small files the servers accept at the same time.
         expect: called with the number of small files that will be stored soon, if they are many.
 
@@ -159,14 +159,14 @@ class UploadQueue(Generic[P]):
         return True
 
     def forget_waiting(self) -> list[Deferred[Any]]:
-        """Drop the waiting jobs; return the running ones."""
+        """Drop the waiting jobs; return the Deferreds of the running ones."""
         while self._later:
             self._later.pop().coroutine.close()
         return list(self.running.values())
 
     def _begin_more(self) -> None:
         if self._beginning:
-            return  # called again by a job that has just ended
+            return  # a job that has just ended calls this again
         self._beginning = True
         while self._later and self._may_begin(self._later[0]):
             self._start(self._later.popleft())
@@ -189,7 +189,7 @@ class UploadQueue(Generic[P]):
     def _may_begin(self, work: _Work[P]) -> bool:
         if self.held or (self._jobs is not None and len(self.running) >= self._jobs):
             return False
-        # Checks have no limit here, since one request carries many of them, to any server.
+        # Checks are not limited here, since one request to a server carries many checks.
         if not work.stores:
             return True
         small_file_capacity = self._small_file_capacity()
@@ -202,7 +202,7 @@ class UploadQueue(Generic[P]):
         return self._depth.has_slot(self._storing, small_file_capacity)
 
     def _is_undecided(self) -> bool:
-        """Return whether it is still unknown if there are many small files."""
+        """Return whether it is still unknown whether there are many small files."""
         if self._all_met or self._met_small >= MANY:
             return False
         now_s = self._seconds()

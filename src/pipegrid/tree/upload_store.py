@@ -68,7 +68,9 @@ class GridFiles:
         return self._grid._small_file_capacity
 
     def expect(self, objects: int) -> None:
-        """Announce to the servers that this many objects will be stored; many take preparation."""
+        """
+        Announce how many objects will be stored; for many, connections to servers are opened in advance.
+        """
         self._grid._expect(objects)
 
     def put(
@@ -137,8 +139,8 @@ class GridFiles:
 
     def _finished(self, failure: Failure | None) -> None:
         """
-        Handle the end of all checks. If it was an unexpected error, fail the remaining checks, so that no
-        caller waits forever.
+        Handle the end of all checks. If they ended with an unexpected error, fail the checks that have no
+        result yet, so that no caller waits forever.
         """
         self._watching = False
         if failure is not None:
@@ -195,7 +197,7 @@ class DryRunStore:
         return succeed((ChkCap(digest[:16], digest, k, n, size), False))
 
     def check(self, cap: ImmutableFileCap) -> Deferred[Health]:
-        """Count a check; the Deferred has already fired, as if the file were healthy."""
+        """Count a check; return a Deferred that has already fired with the health of a complete file."""
         self.checks += 1
         return succeed(Health(True))
 

@@ -95,7 +95,7 @@ class Walk:
         self.close()
 
     def _read_ahead(self) -> bool:
-        """Begin the reads that are due; return whether any read ended immediately."""
+        """Begin the reads that are due; return whether one of them ended immediately."""
         arrived = False
         while not self._closed:
             directory = self._order.next_read()

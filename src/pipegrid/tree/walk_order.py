@@ -156,7 +156,7 @@ _UNREAD_BYTES = 1 << 20
 """The assumed memory of a directory whose size is unknown."""
 
 _EXPANSION = 6
-"""Assumed memory of an unread directory: its packed size times this; entries pack into some 300 bytes."""
+"""Assumed memory of an unread directory, per byte of its packed size (about 300 bytes per entry)."""
 
 
 def _expected_bytes(cap: DirectoryCap) -> int:
@@ -352,8 +352,8 @@ class WalkOrder:
 
     def _next_child(self, parent: ReadAheadDirectory) -> DirectoryCap | None:
         """
-        Return the next directory in an open one whose reading has not begun, or None; ``next_ahead`` becomes
-        its position.
+        Return the next child directory of an open directory whose reading has not begun, or None;
+        ``next_ahead`` becomes the position of the child.
         """
         assert parent.listing is not None
         entries = parent.listing.entries

@@ -158,10 +158,10 @@ def sign(fields: Mapping[str, Any], key: AnnouncementKey) -> Signed:
 
 def verify(signed: object) -> Announcement:
     """
-    Check an announcement and return it.
+    Check the size, the form and the signature of an announcement, and return it.
 
-    Any client can send announcements, so the size and all fields are checked. So that later versions can add
-    to announcements, unknown fields and services are ignored, and so are addresses of unknown versions if a
+    Any client can send announcements. ``describe`` checks the fields. So that later versions can add to
+    announcements, unknown fields and services are ignored, and so are addresses of unknown versions if a
     known one is present.
 
     Raises:
@@ -263,7 +263,10 @@ class AnnouncementRecords:
         return list(self._known.values())
 
     def remember(self, announcement: Announcement) -> bool:
-        """Add an announcement that an earlier run received; returns whether the announcement is new."""
+        """
+        Add an announcement of an earlier run if its server is not known, and it is not too large, and there
+        are fewer than ``limit`` servers; returns whether it was added.
+        """
         if announcement.server_id in self._known or len(self._known) >= self.limit:
             return False
         try:

@@ -62,7 +62,7 @@ class Tokens:
         self._chunks: deque[bytes] = deque()  # the chunks after the current one
         self._chunk = b""
         self._at = 0
-        self._value = self._shift = 0  # the part of a number that was read, and its bits
+        self._value = self._shift = 0  # the part of a number that was read, and its length in bits
         self._gathered: BytesIO | None = None
         self._missing = 0  # bytes of the current body that have not arrived
         self._skip = 0
@@ -233,7 +233,9 @@ def _integer(name: bytes, digits: bytes) -> bytes:
 
 
 def _opened(place: int, kind: int) -> bytes:
-    """Return a pattern for the token that opens an object; ``place`` numbers the pattern's objects."""
+    """
+    Return a pattern for the token that opens an object; ``place`` is the object's number in the whole answer.
+    """
     parts = b"(?P<open%d>" % place, NUMBER, b")", byte_pattern(OPEN), byte_pattern(kind)
     return b"".join((*parts, byte_pattern(VOCAB)))
 
@@ -247,7 +249,7 @@ def _closed(place: int) -> bytes:
 # time for such a share. Foolscap parses answers of any other form.
 
 ALLOCATED_OPENED = 5
-"""The number of objects that this answer opens, including itself."""
+"""The number of objects that an answer which allocates one share opens, including itself."""
 
 ALLOCATED_TOKENS = 20
 
@@ -260,7 +262,7 @@ _SHARE_NUMBER = rb"[\x00-\x7f]{1,2}"
 @attrs.frozen(eq=False)
 class AllocatedAnswers:
     """
-    Which answers may be parsed as allocations in one piece.
+    Which answers can be parsed as allocations in one piece.
 
     Attributes:
         constraint: Foolscap's constraint of the calls with such answers; Foolscap parses the answers to other
@@ -321,7 +323,10 @@ class Allocated(NamedTuple):
 
 
 def parsed(found: re.Match[bytes]) -> Allocated | None:
-    """Parse a match of ``AllocatedAnswers.pattern``; None if the match is no such answer."""
+    """
+    Parse a match of ``AllocatedAnswers.pattern``; None if the matched tokens are not such an answer after
+    all.
+    """
     furl = found["furl"]
     if number_of(found["size"]) != len(furl):
         return None
@@ -352,7 +357,7 @@ announcements have 25,000.
 """
 
 TOKEN_BYTES = 100
-"""Bytes of bodies per additional token of a message; an MDMF block has five tokens in at least 531 bytes."""
+"""Each token beyond ``MAX_SMALL_TOKENS`` needs this many bytes; an MDMF block has five in over 530."""
 
 MAX_TOKENS = MAX_SMALL_TOKENS + 5 * MAX_FOOLSCAP_WRITES
 
@@ -648,8 +653,8 @@ class BoundedReceiver(Broker):
 
     def _is_welcome(self, typebyte: bytes, number: int, was_in_open: bool) -> bool:
         """
-        Return whether the object being decoded accepts such a token; if not, report a violation to the
-        object.
+        Return whether the object being decoded accepts a token of this type and size; if not, report a
+        violation to the object.
         """
         top = self.receiveStack[-1]
         try:
@@ -668,7 +673,7 @@ class BoundedReceiver(Broker):
         self.inboundOpenCount = number
         if not rejected:
             self.opentype = []
-        elif self.inOpen:  # inside a discarded object; its own OPEN does not count
+        elif self.inOpen:  # within a discarded object, whose own OPEN was counted before
             self.discardCount += 1
             self.inOpen = False
 
@@ -735,7 +740,7 @@ _HANDLERS: dict[int, Callable[[Any, int, bool], None]] = {
     INT: BoundedReceiver._integer,
     NEG: BoundedReceiver._negative,
     VOCAB: BoundedReceiver._word,
-    STRING: BoundedReceiver._integer,  # these three types have bodies, taken before
+    STRING: BoundedReceiver._integer,  # these four types have bodies, and never reach their handler
     LONGINT: BoundedReceiver._integer,
     LONGNEG: BoundedReceiver._integer,
     FLOAT: BoundedReceiver._integer,

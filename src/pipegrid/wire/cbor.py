@@ -393,7 +393,7 @@ def _build(data: Buffer, tag_hook: Callable[..., Any] | None) -> Any:
             semantic_decoders=_REFUSED_TAGS,
             tag_hook=tag_hook,
         )
-    except Exception as error:  # errors of the constructors of the types, too
+    except Exception as error:  # any error, since constructors of decoded types raise others
         raise ValueError(f"not a CBOR message: {error}"[:200]) from error
 
 

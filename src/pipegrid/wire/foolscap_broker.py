@@ -59,7 +59,7 @@ once. Each takes some 2 kB at a PipeGrid server.
 """
 
 IDLE_CHECK_S = 1.0
-"""How often is checked whether the connection is idle."""
+"""The time between two checks whether the connection is idle."""
 
 RELEASES_PER_CHECK = 128
 """The maximum number of objects that are released in one check: a tenth of a second's work for a server."""
@@ -138,7 +138,7 @@ class BoundedNegotiation(StrictNegotiation):
         return self.failureReason is not None
 
     def _end(self) -> None:
-        # The error is being sent. A peer that does not read the error, or sends more, is disconnected.
+        # The error is being sent, and nothing more is read. After ``GRACE_S`` the connection is aborted.
         self.buffer = b""
         if self._aborting is None and self.transport.connected:
             self.transport.pauseProducing()
@@ -254,8 +254,8 @@ class BoundedBroker(BoundedReceiver):
 
     def getTrackerForYourReference(self, clid: int, *args: Any, **kwargs: Any) -> Any:
         """Return the tracker of an object at the other end."""
-        # Foolscap raises Violation for a negative number, too, but a call of a method by name would fail an
-        # assertion in Foolscap.
+        # For a negative number Foolscap makes a reference to a method, unless a constraint rejects it. A call
+        # of such a reference with a method's name would fail an assertion in Foolscap.
         if clid < 0:
             raise LimitExceeded("it gave a method in the place of an object")
         if len(self.yourReferenceByCLID) >= MAX_REFERENCES and clid not in self.yourReferenceByCLID:
@@ -264,7 +264,8 @@ class BoundedBroker(BoundedReceiver):
 
     def freeYourReference(self, tracker: Any, count: int) -> None:
         """
-        Release an object at the other end when the connection is idle.
+        Release an object at the other end when the connection is idle; release the oldest at once beyond
+        ``MAX_UNNEEDED``.
 
         Args:
             count: how many times the other end has sent the object.
@@ -358,7 +359,7 @@ class BoundedBroker(BoundedReceiver):
         self.shutdown(Failure(LimitExceeded(reason)))
 
     def refused(self, reason: str) -> None:
-        """Receive the reason why the connection ends. Subclasses may report it."""
+        """Do nothing; subclasses can report the reason why the connection ends."""
 
     def shutdown(self, why: Failure, fireDisconnectWatchers: bool = True) -> None:
         """End the connection within ``GRACE_S``, whether or not the other end reads what was sent."""
@@ -405,9 +406,9 @@ FLUSH_S = 1.0
 """The time that a stopped tub waits for the kernel to accept the written bytes."""
 
 MAX_UNREAD = 1000
-"""Maximum number of successive answers not read by the peer; one that only releases references gets few."""
+"""Maximum number of successive answers that are sent while earlier bytes wait; see ``MAX_UNSENT_BYTES``."""
 MAX_UNSENT_BYTES = 16 << 20
-"""Maximum bytes waiting to be sent when ``MAX_UNREAD`` is exceeded; our calls' window is far smaller."""
+"""More waiting bytes after ``MAX_UNREAD`` answers end the connection; our own calls have far fewer."""
 
 _VALID = timedelta(days=3650)
 
@@ -528,8 +529,8 @@ def make_tub(
 
     Args:
         lost_after_s: silence after which the connection counts as lost; more than ``KEEPALIVE_S``.
-        policy: the way to every host that the tub connects to.
-        bounds: limits for the other end.
+        policy: decides how each host is connected to.
+        bounds: limits for the other end; None: the defaults of ``Bounds``.
         wrap: wraps the endpoints of all connections that the tub makes.
     """
     tub = CallersTub(certData=_make_pem())
@@ -580,7 +581,7 @@ def _make_pem() -> bytes:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP256R1())
-    return self_signed_pem(key, "newpb_thingy", _VALID)  # the name that all tubs have
+    return self_signed_pem(key, "newpb_thingy", _VALID)  # the name in all tubs' certificates
 
 
 # Calls with numbers and strings, encoded in one piece. Foolscap uses an adapter for each argument and a

@@ -80,7 +80,7 @@ class RIBucketReader(RemoteInterface):
     """A complete share, for reading."""
 
     def read(offset=Offset, length=ReadSize):
-        """Read bytes of the share; fewer, or none, if the share ends before."""
+        """Read bytes of the share; fewer, or none, if the share ends earlier."""
         return ShareData
 
     def advise_corrupt_share(reason=Reason):
@@ -149,7 +149,7 @@ class RIStorageServer(RemoteInterface):
 ALLOCATED = AllocatedAnswers(
     RIStorageServer["allocate_buckets"].getResponseConstraint(), RIBucketWriter.__remote_name__
 )
-"""The answers to ``allocate_buckets``, which may be parsed in one piece."""
+"""The answers to ``allocate_buckets``, which can be parsed in one piece."""
 
 
 def answer_cost(method: str, arguments: tuple[Any, ...]) -> int:

@@ -29,9 +29,9 @@ processor time. 2 MiB gain nothing more.
 """
 MAX_UPLOADS = 128
 MAX_SHARES = 128
-"""The maximum number of shares in one bundle: each share is an open file until it is durable."""
+"""The maximum number of shares sent in one bundle: each is an open file until it is durable."""
 MAX_NUMBERS = 512
-"""Maximum number of shares per bundle: the server creates a file for each before it serves other clients."""
+"""Maximum number of shares allocated by one bundle; other clients wait while the files are created."""
 
 _BUNDLE_ITEMS = 1 + 9 * MAX_UPLOADS + MAX_NUMBERS + 2 * MAX_SHARES
 _ANSWER_ITEMS = 1 + MAX_UPLOADS * (4 + 2 * MAX_SHARE_NUMBERS) + 2 * MAX_SHARES
@@ -132,8 +132,8 @@ def unpack_bundle(body: Buffer) -> list[BundledUpload]:
 
 def unpack_bundle_in_steps(body: Buffer, uploads: list[BundledUpload]) -> Iterator[None]:
     """
-    Append the uploads of a bundle to a list, a few in each step. An error of the whole bundle is raised in
-    the last step.
+    Append the uploads of a bundle to a list, a few in each step. The last step checks the limits of the whole
+    bundle.
     """
     value = cbor.loads(body, MAX_BUNDLE_BYTES, _BUNDLE_ITEMS)
     for item in cbor.expect_list(value, "the bundle", MAX_UPLOADS):

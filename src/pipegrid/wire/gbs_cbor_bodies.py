@@ -27,14 +27,14 @@ MAX_SHARE_NUMBERS = 256
 MAX_MUTABLE_SHARE_BYTES = 69105 * 10**12
 
 MAX_ANSWER_BYTES = 256 * 1024
-"""The maximum length of any CBOR answer: 4096 missing ranges with offsets of 8 bytes need 135 KiB."""
+"""The maximum length of a CBOR answer without share data: 4096 missing ranges need 135 KiB."""
 MAX_REQUIRED_RANGES = 8192
 
 _ALLOCATE_ITEMS = MAX_SHARE_NUMBERS + 6
 _ALLOCATION_ITEMS = 2 * MAX_SHARE_NUMBERS + 7
 _REQUIRED_ITEMS = 5 * MAX_REQUIRED_RANGES + 3
 _VERSION_ITEMS = 1024  # a version has eight items now, and may grow
-_CORRUPT_ITEMS = 16  # a report has three items, or pieces of a text
+_CORRUPT_ITEMS = 16  # an advisory has three items; a text in pieces has more
 
 PROTOCOL = b"http://allmydata.org/tahoe/protocols/storage/v1"
 APPLICATION = b"application-version"

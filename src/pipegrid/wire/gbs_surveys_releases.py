@@ -74,7 +74,7 @@ class SurveyAnswer(NamedTuple):
     Attributes:
         numbers: the numbers of all complete shares.
         lease: the HTTP status of the request for a lease; ``LEASE_NOT_ASKED`` if no lease was requested.
-        samples: the bytes of each sample, fewer if the share ends before; or the HTTP status with which the
+        samples: the bytes of each sample, fewer if the share ends earlier; or the HTTP status with which the
             read was rejected.
     """
 

@@ -23,7 +23,7 @@ CERTIFICATES = "grid-manager-certificates"
 MAX_CERTIFICATES = 16
 """The maximum number of a server's certificates that are verified: those that are valid longest."""
 MAX_READ_CERTIFICATES = 128
-"""Maximum number of certificates read from a server; one that keeps expired certificates announces many."""
+"""Maximum number of certificates read from a server; servers that keep expired ones announce many."""
 MAX_CERTIFICATE_CHARACTERS = 512
 """The maximum length of a certificate; usual certificates have 130 characters."""
 MAX_FILE_BYTES = 4096
@@ -201,7 +201,9 @@ class Certified(NamedTuple):
 
 
 def read_certificates(announced: object) -> tuple[SignedCertificate, ...]:
-    """Return the certificates in a field of an untrusted announcement, without malformed ones."""
+    """
+    Return the certificates in a field of an untrusted announcement, without malformed and too long ones.
+    """
     found = []
     for each in announced[:MAX_READ_CERTIFICATES] if isinstance(announced, list) else ():
         match each:
@@ -216,10 +218,11 @@ def certified_by(
     server_id: str, certificates: Sequence[SignedCertificate], managers: Sequence[ManagerKey]
 ) -> Certified | None:
     """
-    Return the server's certificate that is valid longest, even if it has expired; None if the server has
-    none.
+    Return the server's certificate that is valid longest and signed by one of the managers, even if it has
+    expired; None if there is none.
 
-    Malformed certificates are ignored; they are not an error.
+    Malformed certificates are ignored; they are not an error. Only the ``MAX_CERTIFICATES`` that are valid
+    longest are verified.
 
     Args:
         server_id: ``v0-`` and the server's key; a server with another kind of id has no certificate.

@@ -202,7 +202,7 @@ Reads = Sequence[tuple[int, int]]
 """Ranges to read from each share of a slot: offsets and lengths."""
 
 SlotData = dict[int, tuple[bytes, ...]]
-"""The bytes read, by share number: one string for each range, shorter if the share ends before."""
+"""The bytes read, by share number: one string for each range, shorter if the share ends earlier."""
 
 
 class SlotSecrets(NamedTuple):

@@ -227,7 +227,8 @@ def read(arguments: Sequence[str]) -> Read | None:
 
 def dial(found: Read) -> EarlySockets | None:
     """
-    Connect to the mirrors, before the modules that use them are loaded; None without mirrors or with a proxy.
+    Begin to connect to the mirrors, before the modules that use the connections are loaded; return None
+    without mirrors or with a proxy.
     """
     command, values, words = found
     if "urls" not in values or any(name.lower().endswith("_proxy") for name in os.environ):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pipegrid.mirror.stat_cache import QuickCheckResult
 
 MAX_DEST = 1000
-"""How many characters a path may have so that this module prints it."""
+"""Maximum number of characters in a path that this module prints."""
 
 
 def verify_if_same(dest: str, as_json: bool, quiet: bool) -> int | QuickCheckResult | None:
@@ -28,8 +28,8 @@ def verify_if_same(dest: str, as_json: bool, quiet: bool) -> int | QuickCheckRes
     Check whether all files of a mirror are unchanged; if so, report that.
 
     Returns:
-        The exit status after a report. Otherwise the result of the quick check, or None if the check was not
-            possible or a progress bar is wanted.
+        The exit status after a report or an interruption. Otherwise the result of the quick check, or None if
+            the check was not possible or a progress bar is wanted.
     """
     from pipegrid.mirror.stat_cache import glimpse
 
@@ -55,7 +55,7 @@ def verify_if_same(dest: str, as_json: bool, quiet: bool) -> int | QuickCheckRes
     try:
         while line:
             line = line[os.write(1, line) :]
-    except OSError:  # ``console`` reports the error, or waits
+    except OSError:  # ``console`` writes again: it waits, or reports the error
         return found
     return 0
 

@@ -128,10 +128,11 @@ class LazyModule(ModuleType):
     def __init__(self, name: str, **known: object) -> None:
         super().__init__(name)
         spec = None
-        if "." not in name:  # else ``find_spec`` imports the package
+        if "." not in name:  # for other names ``find_spec`` would import the package
             self.__spec__ = spec = find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
-            self.__path__ = spec.submodule_search_locations  # else ``from`` looks for the attribute
+            # Otherwise ``from ... import`` would look up ``__path__``, which imports the package.
+            self.__path__ = spec.submodule_search_locations
         self.__dict__.update(known)
 
     def __getattr__(self, name: str) -> Any:
@@ -251,7 +252,7 @@ def tls_put_off() -> Iterator[None]:
     if name in sys.modules:
         yield
         return
-    # The reactor needs only this attribute of the module, and no other code may get the stand-in.
+    # The reactor needs only this attribute of the module; the stand-in must not reach other code.
     stand_in: Any = ModuleType(name)
     stand_in.TLSMemoryBIOFactory = _tls_factory
     sys.modules[name] = stand_in

@@ -27,18 +27,19 @@ if TYPE_CHECKING:
 # Sockets and TLS are imported only if an address is found: a grid on this machine needs neither.
 
 _SETTING_MARKS = (CONNECTIONS.encode(), b"\\")
-"""A file that contains one of these may set connections; a backslash escape can encode any character."""
+"""A file that contains one of these may have settings for connections, perhaps spelled with escapes."""
 
 _MOST_BYTES = 64 << 10
-"""The largest file that is read; a larger one has more servers than connections are opened in advance."""
+"""The largest file that is read; a larger one has more servers than ``preconnect.MOST``."""
 
 
 def addresses_in(text: bytes) -> list[HostPort]:
     """
     Return the addresses of the HTTPS servers that a ``servers.yaml`` seems to have.
 
-    If there are more than ``MOST``, none are returned, since it is unknown which of the servers has a file.
-    Addresses with host names, and those in comments, are left out.
+    None are returned if the file may have settings for connections, or if there are more than ``MOST``
+    addresses, since it is unknown which of the servers has a file. Addresses with host names, and those in
+    comments, are left out.
     """
     if any(each in text for each in _SETTING_MARKS):
         return []

@@ -131,7 +131,7 @@ def run_process(
 
 
 def run_job(job: GridJob | ReactorJob, invocation: Invocation) -> int:
-    """Run a job with a reactor, and return its exit status; may be called once per process."""
+    """Run a job with a reactor, and return its exit status; can be called only once per process."""
     install_lazy_modules()  # before Twisted is imported
     one_heap()  # before there are threads
     ahead = None

@@ -98,7 +98,7 @@ def _xored(key: bytes, value: int) -> bytes:
 
 # An entry is parsed only when its fields are needed. An unchanged entry is written back byte for byte,
 # whatever it contains: caps of unknown kinds, caps that grant more than their prefix says, metadata that is
-# not JSON. Only an entry without a name is an error, since no directory has one.
+# not JSON. Only an entry without a name is an error, since a directory has no such entry.
 
 MAX_DIRECTORY_BYTES = 64 << 20
 """Largest directory in bytes, about 200,000 children: directories are read, held and written as a whole."""
@@ -111,7 +111,7 @@ MAX_METADATA_BYTES = 1 << 16
 MAX_METADATA_DEPTH = 100
 
 MEMORY_MULTIPLE = 32
-"""An unpacked directory takes at most this many times its packed bytes in memory; most for short entries."""
+"""An unpacked directory takes at most this many times its packed bytes in memory; short entries take most."""
 
 
 class LazyEntry(NamedTuple):
@@ -146,7 +146,9 @@ class LazyEntry(NamedTuple):
 
     @property
     def rw_data(self) -> bytes:
-        """The encrypted write cap; empty if the child has none."""
+        """
+        The encrypted write cap. If the child has none, it is an encrypted empty text of 48 bytes, or empty.
+        """
         return entry_fields(self.stored)[2]
 
     @property
@@ -290,7 +292,7 @@ def content_if_applied(before: bytes, after: bytes, current: bytes) -> bytes | N
     The edits have taken effect if any entry is byte for byte as they made it; this is unambiguous since an
     entry contains its time. What others changed later under the same names is kept, including a new link in
     place of a removed child. If an entry is the same as before the edits, a merge has brought it back; then
-    the change of this entry is made again.
+    the returned content has the edits' change of this entry again.
 
     Args:
         before, after: the directory before and after the edits.
@@ -348,7 +350,7 @@ MAX_NAME_BYTES = 32 << 10
 
 
 MAX_CHILDREN = 200_000
-"""Maximum number of children after an edit: listing more fails. Larger directories can only lose some."""
+"""Maximum number of children after an edit, since listing more fails. A larger directory cannot grow."""
 
 
 _READ_ONLY, _IMMUTABLE = "ro.", "imm."
@@ -662,7 +664,7 @@ def _linked_metadata(
     times = before.get("tahoe")
     created = times.get("linkcrtime") if isinstance(times, dict) else None
     if not is_time(created):
-        created = before.get("ctime")  # entries written before 2009 have it
+        created = before.get("ctime")  # the time in entries written before 2009
     if not is_time(created):
         created = now
     metadata["tahoe"] = _times(times, created, now)

@@ -35,8 +35,8 @@ MIN_PRIVATE_KEY_BYTES = 1024
 # The start of any RSA key in PKCS#8, after the four bytes of tag and length: a version, and the algorithm.
 _PKCS8_RSA = bytes.fromhex("020100300d06092a864886f70d0101010500")
 
-# The SubjectPublicKeyInfo of RSA-2048 keys differs only in the modulus, so key size and exponent are checked
-# by comparing bytes.
+# For each of the two exponents in use, the SubjectPublicKeyInfo of RSA-2048 keys differs only in the modulus,
+# so key size and exponent are checked by comparing bytes.
 _RSA = bytes.fromhex("300d06092a864886f70d0101010500")
 _PUBLIC_SHAPES = {
     294: (

@@ -86,8 +86,8 @@ def parse_header(data: Buffer) -> Header | None:
     Return the header, or None if data is shorter than ``header_bytes(data)``.
 
     Raises:
-        ValueError: data is not a header, or its sections do not fit the version; the text is to follow "it is
-            ".
+        ValueError: data is not a header, or its sections do not fit the version. The text of the error
+            completes a sentence that begins with "it is".
     """
     version = parse_version(data)
     if version is None or len(data) < HEADER_BYTES[version.format]:
@@ -108,7 +108,7 @@ def parse_header(data: Buffer) -> Header | None:
 
 
 def header_bytes(data: Buffer) -> int:
-    """Return the header's length; the maximum length if data is empty."""
+    """Return the length of the header, by the first byte of data; the maximum length if data is empty."""
     return HEADER_BYTES[Format.SDMF] if len(data) and data[0] == 0 else MAX_HEADER_BYTES
 
 
@@ -154,7 +154,7 @@ def _check_lengths(sections: Sections, geometry: MutableGeometry) -> None:
 
 
 class Part(enum.Enum):
-    """The parts of a share by name. In errors, the values follow "the end of its"."""
+    """The parts of a share. The values are their names in errors, after the words "before the end of its"."""
 
     HEADER = "header"
     PUBLIC_KEY = "public key"
@@ -328,7 +328,7 @@ class VerifiedVersions:
 
     Attributes:
         cap: a write, read or verify cap.
-        verifying_key: None until a share has provided it.
+        verifying_key: None until a share or ``signing_key`` has provided it.
         signing_key: as it was given; otherwise None until a share has provided it, which requires a write
             cap.
     """

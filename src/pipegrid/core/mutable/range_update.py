@@ -59,7 +59,7 @@ class RangeUpdate:
         touched: the segments that are coded again; ``encode`` takes one new salt for each.
         segments_to_read: the touched segments that keep some old bytes: at most two, ascending.
         moves_tree: whether the trees get another place or shape, and are written as a whole.
-        corrupt: the errors that were found; the shares that they name are lacking again.
+        corrupt: the errors that were found; the shares that they name are in ``lacking_shares`` again.
 
     Raises:
         UsageError: the file is not MDMF, the range is empty or begins after the file's end, or the file gets
@@ -123,7 +123,8 @@ class RangeUpdate:
         the share is bad.
 
         Args:
-            with_blocks: include the old blocks in ``segments_to_read``, which are needed of k good shares.
+            with_blocks: include the old blocks in ``segments_to_read``; they are needed from k good shares
+                only.
         """
         wanted = Spans()
         if share_number not in self._shares:
@@ -154,7 +155,8 @@ class RangeUpdate:
 
     def finish(self, result: SegmentResult) -> bool:
         """
-        Accept the result of a job. False if some of the blocks were wrong; their shares are lacking then.
+        Accept the result of a job. Return False if some of the blocks were wrong; their shares are then in
+        ``lacking_shares`` again.
 
         Raises:
             CorruptionError: the file itself is inconsistent.
@@ -178,7 +180,8 @@ class RangeUpdate:
 
     def prove(self) -> None:
         """
-        Verify the trees whose nodes have all arrived. Bad shares are then listed in ``corrupt``, and lacking.
+        Verify the trees whose nodes have all arrived. Bad shares are then listed in ``corrupt``, and are in
+        ``lacking_shares`` again.
 
         ``encode`` calls this too, and requires all shares to be good.
         """
@@ -204,7 +207,8 @@ class RangeUpdate:
             salts: for each of ``touched`` 16 new random bytes.
 
         Raises:
-            CorruptionError: a share's tree is wrong; like all shares in ``corrupt``, it is lacking now.
+            CorruptionError: a share's tree is wrong; the share is now listed in ``corrupt``, and must be
+                added again from another server.
         """
         self.prove()
         if self.lacking_shares:

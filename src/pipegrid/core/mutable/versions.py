@@ -28,8 +28,8 @@ MDMF_SEGMENT_BYTES = 1 << 17
 SMALL_SEGMENT_BYTES = 1 << 12
 MAX_SMALL_SEGMENTS = 1 << 12
 """
-The maximum number of segments below ``SMALL_SEGMENT_BYTES``; a file with more is not read. Each segment takes
-a third of a millisecond, however few bytes it has.
+The maximum number of segments if they are shorter than ``SMALL_SEGMENT_BYTES``; a file with more is not read.
+Each segment takes a third of a millisecond, however few bytes it has.
 """
 
 MAX_MUTABLE_SHARES = 255
@@ -253,7 +253,8 @@ def parse_version(data: Buffer) -> Version | None:
     The version is not verified here: ``VerifiedVersions.check`` checks the signature.
 
     Raises:
-        ValueError: this is not a share, or its version is impossible; the text is to follow "it is ".
+        ValueError: this is not a share, or its version is impossible. The text of the error completes a
+            sentence that begins with "it is".
     """
     if not len(data):
         return None

@@ -1,5 +1,5 @@
 """
-Changes of a slot's shares, made so that a crash leaves each share in its old or its new state.
+Changes of a slot's shares. A crash leaves each share of at most 4 MiB in its old or its new state.
 
 Source: the format reference, storage protocols, sections 7.2, 7.3 and 8.3.
 """
@@ -23,7 +23,7 @@ from pipegrid.storage.share_file import HasRoom
 from pipegrid.wire.storage_messages import LeaseSecrets, ShareChange, SlotSecrets
 
 COPY_LIMIT_BYTES = 4 << 20
-"""Containers up to this size are copied with the changes, in milliseconds; longer ones change in place."""
+"""Containers up to this size are copied with the changes (milliseconds); longer ones change in place."""
 COPY_SUFFIX = ".slot"
 
 
@@ -44,7 +44,8 @@ class SlotPlace(Protocol):
 
     def fresh_lease(self, share: SlotFile | None, secrets: LeaseSecrets) -> slot_file.MutableLease:
         """
-        Return the lease to add to a share, or to renew there. ``share`` is None if it does not exist yet.
+        Return a lease that starts now, to be added to a share, or to renew the share's lease with the same
+        secrets. ``share`` is None if it does not exist yet.
         """
 
 
@@ -117,7 +118,7 @@ class SlotChange:
 
     def _check_space(self, changes: Mapping[int, ShareChange]) -> None:
         """
-        Check that there is space by which the files grow. The space for copies is checked when they are
+        Check that there is space for the growth of the files. The space for copies is checked when they are
         written.
         """
         more = 0

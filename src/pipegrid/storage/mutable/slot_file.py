@@ -513,7 +513,8 @@ def change_file(
 
 def held_until(share: SlotFile, fresh: MutableLease) -> int | None:
     """
-    Return when the lease that ``fresh`` would renew expires; None if the share has no such lease.
+    Return when the lease that ``fresh`` would renew expires, in seconds since 1970; None if the share has no
+    such lease.
 
     Raises:
         OSError: the disk failed.

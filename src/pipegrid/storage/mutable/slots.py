@@ -56,8 +56,8 @@ class Slots:
 
     All methods block on the disk. Call them through ``SlotQueue``, which keeps the order and runs them
     outside the reactor thread. Changes are atomic in two senses. The slot is locked, so other threads and
-    processes see the state before or after a change. And a crash leaves each share in its old or its new
-    state (``slot_change``).
+    processes see the state before or after a change. And a crash leaves each share of at most 4 MiB in its
+    old or its new state (``SlotChange``).
 
     Args:
         directory_of: returns the directory with the shares of a storage index.
@@ -231,10 +231,10 @@ class Slots:
                 try:
                     found |= self._renew(storage_index, f"{directory}/{number}", secrets)
                 except QuotaReached as error:  # noqa: PERF203
-                    failed = failed or error  # other shares may need no space for it
+                    failed = failed or error  # a renewal may need no space
                 except NoSpace:
-                    raise  # as in ``ShareStore.add_lease``
-                except ServerRefused as error:  # renew the others, which would expire
+                    raise  # ends the call, as in ``ShareStore.add_lease``
+                except ServerRefused as error:  # the other leases would expire
                     failed = failed or error
         if failed is not None:
             raise failed
@@ -262,7 +262,7 @@ class Slots:
     def release_lease(self, storage_index: bytes, cancel_secret: bytes, since: int) -> Released:
         """
         Release the leases with a cancel secret on all mutable shares, and remove shares that have no lease
-        left.
+        left. Return what was released.
 
         Args:
             since: see ``share_file.release_lease``.
@@ -308,7 +308,8 @@ class Slots:
 
     def fresh_lease(self, share: SlotFile | None, secrets: LeaseSecrets) -> slot_file.MutableLease:
         """
-        Return the lease to add to a share, or to renew there. ``share`` is None if it does not exist yet.
+        Return a lease that starts now, to be added to a share, or to renew the share's lease with the same
+        secrets. ``share`` is None if it does not exist yet.
         """
         version = slot_file.WRITTEN_VERSION if share is None else share.header.version
         return slot_file.make_lease(version, secrets, self.node_id, self._clock())

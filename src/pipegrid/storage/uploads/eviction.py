@@ -107,7 +107,7 @@ class UploadUsage(Protocol):
 
     @property
     def came_bytes(self) -> int:
-        """How many bytes were received since the upload began."""
+        """How many bytes were received since ``began``."""
 
     @property
     def remaining_bytes(self) -> int:
@@ -288,7 +288,10 @@ class _Holder(Generic[Ordered]):
         self.idle: _Heap[_Entry[Ordered]] = _Heap(key)
 
     def by_held(self) -> float | None:
-        """Return the client's key by what it holds, for the heap in its address."""
+        """
+        Return the client's key in its address's heap by held bytes or uploads; None if it has nothing to
+        evict.
+        """
         return None if self.idle.first() is None else -self.held
 
     def by_idle(self) -> float | None:
@@ -446,7 +449,10 @@ class EvictionOrder(Generic[Ordered]):
         entry.holder.address.held -= entry.size
 
     def _by_idle(self, entry: _Entry[Ordered]) -> float | None:
-        """Return an upload's key in the heap of its client's idle uploads. None if it is being written."""
+        """
+        Return an upload's key in the heap of its client's idle uploads. None if the upload is complete, is
+        being written, or cannot be evicted.
+        """
         if not entry.here:
             return None
         until = written_until(entry.upload)
@@ -468,7 +474,7 @@ def _by_age(entry: _Entry[Ordered]) -> float | None:
     return entry.upload.last_write if entry.here and not entry.upload.complete else None
 
 
-# The caller holds the registry's lock. No method waits for anything.
+# The caller of the methods of ``Eviction`` holds the registry's lock. No method waits for anything.
 
 
 class Held(UploadUsage, Protocol):
@@ -485,7 +491,7 @@ class Eviction(Generic[U]):
     """The uploads of a store in the order of eviction. The order is built when space is short."""
 
     def __init__(self) -> None:
-        self._orders: dict[bool, EvictionOrder[U]] = {}  # by whether bytes are counted
+        self._orders: dict[bool, EvictionOrder[U]] = {}  # True: counts bytes; False: counts uploads
         # Clients for which nothing could be evicted, each with the second in which this happened.
         self._without_effect: dict[Client, int] = {}
 

@@ -139,7 +139,7 @@ def open_empty(path: str, final_path: str) -> int | None:
 
 def _in_directory(path: str, call: Callable[[], int | None]) -> int | None:
     """Call ``call`` and return its result; create the directory of ``path`` if it is missing."""
-    for _ in range(8):  # a starting Tahoe-LAFS server may remove it again
+    for _ in range(8):  # a starting Tahoe-LAFS server may remove the directory
         with suppress(FileNotFoundError):
             return call()
         make_private(os.path.dirname(path))
@@ -173,8 +173,8 @@ def resume(
         secret_hash: the hash of the upload's secret; None to resume an upload with any secret.
 
     Returns:
-        the locked file and its note. None if there is no file or no valid note, or if another process has the
-            lock.
+        the locked file and its note. None if there is no file or no valid note, if the upload has another
+            secret, or if another process has the lock.
     """
     try:
         fd = disk.open_locked(incoming_path, os.O_RDWR)
@@ -240,7 +240,7 @@ def noted(directory: str) -> Iterator[tuple[bytes, int]]:
     for name in names:
         match = _NOTED.fullmatch(name)
         if match is not None and match[2] in SHARE_NUMBERS:
-            with suppress(ValueError):  # 26 characters may not be the base32 of 16 bytes
+            with suppress(ValueError):  # some texts of 26 characters encode no 16 bytes
                 yield base32.decode(match[1]), SHARE_NUMBERS[match[2]]
 
 
@@ -369,8 +369,8 @@ def begin(
             if fd is None:
                 return None
         if not (new and new_index) and os.path.lexists(final_path):
-            # Another process finished the share after this one had listed the shares. (If there was no
-            # directory, publishing expects it to be missing, and notices the share.)
+            # Another process finished the share after this one had listed the shares. (If the storage index
+            # had no directory then, this is not checked here: publishing notices that the directory exists.)
             give_up(path, fd)
             return None
         note = None if new else read_note(path, fd, boot_id)
@@ -403,7 +403,7 @@ def take_up(path: str, key: ShareKey, secret_hash: bytes, boot_id: bytes) -> tup
 
     Raises:
         NoSuchShare: the upload does not exist, or has no valid note.
-        WrongSecret: another client has the upload.
+        WrongSecret: the upload has another secret, or another process is writing it.
         ServerRefused: the disk failed.
     """
     try:

@@ -151,7 +151,7 @@ class IncomingShare:
 
     @property
     def complete(self) -> bool:
-        """Whether every byte has arrived. The share becomes visible only by ``publish``."""
+        """Whether every byte has arrived; False for an empty share. ``publish`` makes the share visible."""
         return self._received.total == self.share_bytes > 0
 
     @property
@@ -226,7 +226,7 @@ class IncomingShare:
             if self._fresh_lease is not None and end - offset == self.share_bytes:
                 self._lay_out(self._fresh_lease, pieces, wanted)
                 self._received.add(0, end)
-                self._inode()  # here, since in the sync thread each call competes for the GIL
+                self._inode()  # here: in the sync thread each call would compete for the GIL
                 self._keeper.used(self)
                 self.last_write = self._clock()
                 return
@@ -593,7 +593,7 @@ _FORBIDDEN = frozenset(
 """Errors which mean that unnamed files cannot be used at all. Other errors mean that the disk fails now."""
 
 MAX_LEFT = 4096
-"""Maximum names of unfinished uploads in memory. If there are more, the name of each share is looked up."""
+"""Maximum number of names of unfinished uploads in memory. With more, each name is looked up on disk."""
 
 
 class WholeShare(IncomingShare):
@@ -645,7 +645,7 @@ class WholeShare(IncomingShare):
         self._maker = maker
         self._received = Spans.up_to(share_bytes)
         self._lock = threading.RLock()
-        self._inode()  # here, since in the sync thread each call competes for the GIL
+        self._inode()  # here: in the sync thread each call would compete for the GIL
 
     def checkpoint(self) -> None:
         """Record nothing: a file without a name cannot be resumed."""
@@ -694,8 +694,9 @@ class WholeShares:
         """
         Write a share to a new file without a name. Return None if the share has to be uploaded step by step.
 
-        It has to be if its storage index has a directory, which may contain the share, or if the disk fails;
-        then the first step reports the error.
+        A share has to be uploaded step by step if unnamed files cannot be used, if its storage index has a
+        directory, which may contain the share, if another process has begun to upload the share, or if the
+        disk fails; then the first step reports the error.
         """
         paths = self._paths
         if self._possible is False or os.access(paths.directory(key[0]), os.F_OK):

@@ -110,7 +110,7 @@ class UnfinishedUploads:
     Args:
         paths: the paths of the files.
         clock: seconds since 1970, for the age of uploads.
-        date: the same for leases.
+        date: returns the start date of new leases, in seconds since 1970.
         missing_bytes: takes a number of bytes; returns how much space is missing to promise that many more.
         max_open: how many uploads may have their files open.
         max_uploads: how many uploads there may be; see ``StoreSettings``.
@@ -151,7 +151,7 @@ class UnfinishedUploads:
         self._promised_bytes = 0
         # The second in which the results of ``kept`` were computed, and the results.
         self._kept = (-1, (0, 0))
-        self._full_minute = -1  # when a full disk was last reported
+        self._full_minute = -1  # in minutes since 1970: when a full disk was last reported
         self._given_up = 0  # evictions since the last report
         self._eviction: Eviction[IncomingShare] = Eviction()
         self._open = OpenFiles(max_open)
@@ -351,8 +351,8 @@ class UnfinishedUploads:
 
     def _tell_full(self, refusal: NoSpace) -> None:
         """
-        Log, at most once a minute, that the disk is full although it reports free space, since a quota is
-        used up.
+        Log, at most once a minute, that a file could not be created for lack of space, although the disk
+        reports free space. A file system's own quota may be used up, for example.
         """
         minute = int(self._clock() // 60)
         if minute != self._full_minute:
@@ -361,8 +361,10 @@ class UnfinishedUploads:
 
     def _yields(self, upload: IncomingShare, secret_hash: bytes, share_bytes: int) -> bool:
         """
-        Return whether an existing upload is replaced by a new one of the same share: if it is stale, or an
-        earlier process left it.
+        Return whether a new upload replaces an existing upload of the same share.
+
+        It does if the existing upload is stale and has another secret; or if an earlier process left it, and
+        its secret or length is another one.
         """
         if upload.left_behind:
             mine = hmac.compare_digest(upload.secret_hash, secret_hash)
@@ -530,7 +532,8 @@ class UnfinishedUploads:
         for upload in open_ones:
             upload.close()
 
-    # Parts of ``allocate`` and ``upload``. The caller holds allocate_lock.
+    # Parts of ``allocate`` and ``upload``, whose caller holds allocate_lock. Then the methods of
+    # ``UploadKeeper``, whose caller need not hold it.
 
     def _make_lease(self, lease: LeaseSecrets) -> bytes:
         version, now = share_file.WRITTEN_VERSION, self._date()

@@ -157,7 +157,10 @@ class _Target:
             return 0
 
     def _flush_theirs(self, call: BlockingCall, fd: int) -> None:
-        """First send the bytes that the caller has written to the file object's buffer."""
+        """
+        Flush the bytes that the caller has written to the file object's buffer; they come before the first
+        piece.
+        """
         while not self._has_flushed:
             call.wait_writable(fd)
             theirs = self._file.fileno()
@@ -189,8 +192,8 @@ class _Target:
 
     def close(self) -> None:
         """
-        Close the descriptor, or let the thread close the descriptor after its write. Call this in the reactor
-        thread, after the write was cancelled.
+        Close the descriptor; if a write is running, its thread closes the descriptor when the write ends.
+        Call this in the reactor thread, after the write was cancelled.
         """
         with self._lock:
             self._closed = True
@@ -221,7 +224,10 @@ def written_by_object(file: BinaryIO, piece: memoryview) -> int:
 
 
 def unwritable(name: str, error: Exception) -> Exception:
-    """Return the SinkError for an exception of a file object; other exceptions are returned unchanged."""
+    """
+    Return the SinkError for an error that a file object raises when it is written; return any other exception
+    unchanged.
+    """
     if isinstance(error, ConnectionError):
         return SinkError(f"cannot write {name}: its reader has gone; start the reader again")
     if isinstance(error, io.UnsupportedOperation):  # raised by a file object that cannot be written

@@ -40,7 +40,8 @@ class Download:
     the order in which they run; steps that involve servers are methods of ``ShareReaders``.
 
     Args:
-        sink: receives the plaintext; of a part file, bytes that prove to be right are not fetched.
+        sink: receives the plaintext; if it is a part file, its segments that prove to be right are not
+            fetched.
         progress: called with plaintext bytes delivered and wanted.
         earlier: results of earlier downloads; this download adds its own result.
     """
@@ -237,7 +238,9 @@ class Download:
             reader.balance()
 
     def _finish(self, result: SegmentResult | Rechecked) -> list[Buffer]:
-        """Pass the result to the decoder; return the plaintext that can be delivered."""
+        """
+        Pass a decoded or checked segment to the decoder; return the plaintext that can be delivered.
+        """
         if isinstance(result, SegmentResult):
             pieces = self._decoder.finish(result)
             used = self._used_by_job.pop(result.segment)

@@ -11,12 +11,13 @@ from collections import deque
 
 MANY = 8
 """
-A download that begins while at least this many others run may leave out the queries for lists. With fewer
-running downloads, each new one asks for lists, so that wrong guesses are noticed.
+A download that begins while at least this many others run leaves out the queries for lists, if most earlier
+guesses were right. With fewer running downloads, each new one asks for lists, so that wrong guesses are
+noticed.
 """
 
 RIGHT_TIMES = 4
-"""Lists are left out if at most one in this many guesses is wrong: a small file costs far more with them."""
+"""Lists are left out if at most one guess in this many is wrong: they double a small file's requests."""
 
 _REMEMBERED = 16
 

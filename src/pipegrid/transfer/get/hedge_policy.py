@@ -54,10 +54,10 @@ class HedgedRead:
             arrives in bursts.
 
     Attributes:
-        open: whether the race still runs, until it is known which shares are fast enough.
+        open: whether the race is running; it ends when it is known which shares are fast enough.
         parts: maps a share number to the segments [first, end) to read from that share; a share that is not
             listed is read for all segments.
-        due: when to check for lagging primaries again, or None.
+        due: when the primaries that lag now are replaced if they still lag; None: no replacement is pending.
     """
 
     def __init__(self, started: float, time_limit_s: float = 0.0) -> None:
@@ -162,14 +162,14 @@ class HedgedRead:
 EVERYTHING = 1 << 62
 
 RACE_BYTES = 1 << 20
-"""Bytes requested beyond the next block of a share added later: 80 Mbit/s at a round-trip time of 100 ms."""
+"""Bytes requested beyond the next block of a share added because others lag: 80 Mbit/s at 100 ms of RTT."""
 
 PROBE_BYTES = 1 << 16
 PROBE_SHARE = 64
 """
-Divisor for the size of probes. All probes of a range of several segments have together ``PROBE_BYTES``, or
-the length of the range divided by ``PROBE_SHARE`` if that is more, but at most a block. Probes cost bandwidth
-and are nearly always wasted.
+Divisor for the size of probes. For each extra share, all probes of a range of several segments have together
+``PROBE_BYTES``, or the length of the range divided by ``PROBE_SHARE`` if that is more, but at most a block
+each. Probes cost bandwidth and are nearly always wasted.
 """
 
 NARROW_PROBE_BYTES = 1 << 13
@@ -246,8 +246,8 @@ class ReadPolicy:
         several = length > geometry.segment_bytes
         narrow = line.is_narrow_for(settings.extra_shares * geometry.block_bytes)
         least_bytes = NARROW_PROBE_BYTES if narrow else PROBE_BYTES
-        # A resumed download should fetch little more than what is missing; it may probe twice if a segment
-        # was damaged.
+        # A resumed download should fetch little more than what is missing, so its probes are small; if a
+        # segment is damaged, a second probe may follow.
         share_bytes = 0 if found_bytes else length // PROBE_SHARE
         probes = several or narrow
         self._probe_bytes = (
@@ -379,7 +379,7 @@ class ReadPolicy:
         """
         Add one more share if a check is due and some servers delay the others.
 
-        Returns whether a check was due; if so, a new period begins for all shares.
+        Returns whether a check was due; if so, the caller must reset ``period_bytes`` of all shares.
         """
         if not self.timeouts.is_hedge_due(now):
             return False

@@ -29,11 +29,11 @@ from pipegrid.wire.storage_messages import ServerIdentity
 # Short spans are requested with ``read``, long spans with one ``stream`` each. A stream is paused while the
 # decoder holds more of this share than the limit, so that memory stays bounded and the link stays busy. A
 # stream is not paused if the decoder needs its bytes to proceed: bytes without which earlier blocks are
-# useless, and bytes of the next segment. (A share may hold its limit of later segments and then have to
-# deliver earlier segments, to replace a share that failed.)
+# useless, and bytes of the next segment. (The decoder may hold as many later segments of a share as the limit
+# permits when another share fails, and then need this share's earlier segments.)
 
 STREAM_BYTES = 1 << 18
-"""Longer spans are streamed: their bytes can be used, and the server can be paused, while they arrive."""
+"""Spans of more bytes are streamed: the bytes can be used, and the server paused, while they arrive."""
 
 
 TakeBytes = Callable[[bytes], bytes]
@@ -348,11 +348,13 @@ class ShareReaders:
 
     def first_burst(self, extra_shares: int, needs_lists: bool) -> None:
         """
-        Open readers on the servers that should have the first shares.
+        Open readers on the servers that should have the first shares, or on known holders if the request
+        names them.
 
         Args:
             extra_shares: number of shares beyond k.
-            needs_lists: whether to ask those servers for their lists of shares, too.
+            needs_lists: whether to ask the servers that should have the first shares for their lists of
+                shares, too.
         """
         if self._request.holders is not None:
             self.recruit(extra_shares)

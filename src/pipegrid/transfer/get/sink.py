@@ -111,7 +111,9 @@ class Sink(Protocol):
         """
 
     def finish(self) -> None:
-        """Release the caller's object; called when everything was passed on, or when nothing more will be."""
+        """
+        Release the caller's object; called when everything was passed on, or when the transfer has failed.
+        """
 
 
 class FileSink:
@@ -172,7 +174,10 @@ class PartSink:
         """Do nothing: a file always takes more."""
 
     def write(self, pieces: Sequence[Buffer]) -> None:
-        """Write the pieces. A BrokenPipeError is raised unchanged, since the part file may be a pipe."""
+        """
+        Write the pieces. A BrokenPipeError is raised unchanged: if the path names a pipe, its reader may have
+        closed it.
+        """
         run: list[Buffer] = []
         try:
             for piece in pieces:
@@ -253,7 +258,7 @@ class ConsumerSink:
                 data = self._next_piece()
                 self.handed_on = True
                 self._consumer.write(data)  # type: ignore[arg-type]  # bytes, or an IBufferConsumer's
-                # count the bytes that the consumer did not take as pending, so that the transfer does not end
+                # subtract only after ``write``: the transfer does not end while bytes are pending
                 self.pending_bytes -= len(data)
         finally:
             self._handing_on = False

@@ -27,9 +27,10 @@ from pipegrid.transport.interface import read_small
 
 # Nearly every small file that is fetched among many others is read this way. It does not need the spans,
 # streams, readers and hedges of ``Download``, which would take most of the time. If servers are late, the
-# next shares are requested as well, once; for each server that cannot be reached, one other share is
-# requested. If a share is missing or damaged, or the additional shares are late as well, a ``Download``
-# fetches the file from the beginning: it finds other shares, and reports which share is damaged and how.
+# next shares are requested as well, once. If a server cannot be reached, and fewer than k other requests can
+# succeed, one more share is requested. If a share is damaged, too many shares are missing, or the additional
+# shares are late as well, a ``Download`` fetches the file from the beginning: it finds other shares, and
+# reports which share is damaged and how.
 #
 # For a single file, one share more than needed is read, so that one slow server has no effect. In a tree the
 # extra shares would be a quarter of all work. Instead, if one of the first servers has far more unanswered
@@ -37,8 +38,8 @@ from pipegrid.transport.interface import read_small
 # slow server.
 #
 # On a slow link the reads of a tree wait for one another, often longer than a server may be silent to a
-# single transfer. More reads would only increase the wait. So a server that is active does not count as late
-# while the reads of the next server in the ring wait equally long.
+# single transfer. More reads would only increase the wait. So an active server does not count as late while
+# the oldest unanswered read of the next server in the ring has waited at least half as long.
 #
 # Everything happens in callbacks of the responses, without coroutines: for a file of a kilobyte, one
 # coroutine per step would take a considerable part of the time.
@@ -48,8 +49,8 @@ BUSY_READS = 64
 
 BUSY_TIMES = 100
 """
-How long an active server may be silent while another server would not respond sooner, as a multiple of the
-time limit; otherwise ``MOST_TIMES`` applies.
+How long an active server may be silent to a download while the next server in the ring responds no sooner, as
+a multiple of ``hedge_s``; if the next server responds sooner, ``MOST_TIMES`` applies.
 """
 
 _SOON_S = 0.001
@@ -200,8 +201,8 @@ class SmallFileDownload:
     @property
     def due_s(self) -> float:
         """
-        The earliest time at which a server can have been silent for ``hedge_s``, so that ``overdue`` must be
-        called.
+        The time at which some server that must respond will have been silent for ``hedge_s`` if it stays
+        silent; ``overdue`` is called then.
         """
         hedge_s = self._gets.settings.hedge_s
         soonest_s = self._since_s + hedge_s

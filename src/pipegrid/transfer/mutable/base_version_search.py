@@ -48,7 +48,7 @@ class RefusingServers:
     What servers have shown and refused during one change.
 
     Attributes:
-        left_out: maps each server that will not be written to the reason.
+        left_out: the servers to which this change no longer writes; maps each to the reason.
     """
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ def _is_older(head: bytes, version: Version) -> bool:
 # unfinished.
 
 REFUSAL_BYTES = 4000
-"""Bytes of each share in the response to a write: a refused writer of a small file then needs no query."""
+"""Bytes of each share in the response to a write with a cached base: enough to reread a small file."""
 
 
 Redo = Callable[[bytes, bytes, bytes], bytes | None]
@@ -177,8 +177,8 @@ class ModifyOptions(NamedTuple):
         merge: merges the contents of several versions with the same number; None: only the highest version is
             used.
         redo: recognizes an edit in content that contains it already; None: the edit is applied again.
-        is_uncertain: returns whether a part of the edit failed when it was last applied; if it was applied to
-            cached content, it is applied again to what servers have.
+        is_uncertain: returns whether a part of the edit failed the last time; if that was on cached content,
+            the edit is applied again, to the content on servers.
         tried: versions that were written for the same edit and had conflicts. They are this client's own and
             unfinished, so another client's version takes precedence.
     """
@@ -202,8 +202,8 @@ class BaseSearch:
 
     Attributes:
         book: the proven keys and versions.
-        own: maps each version that was tried to its content, or to None if that is unknown.
-        last: the base of the last attempt.
+        own: the versions that were tried; maps each to its content, or to None if the content is unknown.
+        last: the base of the last attempt; None before the first conflict.
         last_seen: the shares that servers showed in earlier attempts.
         contrary: records servers that refuse every write.
         dirty: whether a new version must be written even if the edit changes nothing.
@@ -362,8 +362,11 @@ class BaseSearch:
 
     def _is_too_few(self, found: ServerMap, version: Version) -> bool:
         """
-        Return whether too few servers responded and should be queried once more: connections that were dead
-        have been renewed meanwhile.
+        Return whether too few servers responded to the first query: then the caller queries again, since dead
+        connections have been renewed meanwhile.
+
+        Raises:
+            UnhappyError: too few servers responded to a later query.
         """
         if found.answered < quorum(self._slot, version.total_shares) and not self._asked_again:
             self._asked_again = True
@@ -381,7 +384,8 @@ class BaseSearch:
         if known.version == version and known.content is not None:
             return known.content
         check_size(self._slot, version.size)
-        # If this version turns out to be damaged, only a repair may return to an older version.
+        # If this version turns out to be damaged, a repair returns to an older version; any other change
+        # fails.
         return await read_whole(
             self._slot, found, version, self._spoilt.update if self._how.always else None
         )
@@ -449,7 +453,7 @@ class BaseSearch:
         try:
             return await self._base_of(found)
         except (NotEnoughSharesError, CorruptionError):
-            return None  # overwritten meanwhile, so the caller must query
+            return None  # shares were overwritten meanwhile, so the caller must query
 
 
 def check_size(slot: Slot, size: int) -> None:

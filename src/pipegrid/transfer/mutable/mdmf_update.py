@@ -64,10 +64,10 @@ class Update:
     """
     A change of a range in place.
 
-    All n shares of one version must exist, and no other client may be writing. If there is a conflict before
-    anything was changed, the update waits and tries again. In all other cases, and for SDMF, ``Modification``
-    writes the whole file with the range changed, unless the file is too long for this: writing it whole
-    tolerates missing shares and other writers.
+    An update needs all n shares of one version, and works only while no other client writes. If there is a
+    conflict before anything was changed, the update waits and tries again. In all other cases, and for SDMF,
+    ``Modification`` writes the whole file with the range changed, unless the file is too long for this:
+    writing it whole tolerates missing shares and other writers.
 
     Round trips: query, read, write. If the version is cached the query is left out: reads use the layout that
     this client's own writes produce, and a share with another layout fails the test of its header.
@@ -164,7 +164,8 @@ class Update:
             version, self._offset, len(self._data), self._slot.cap.readonly().secret
         )
         if update.geometry.is_too_fine:
-            # No reader would accept such small segments; a file that is written whole gets the usual ones.
+            # Readers do not accept segments as small as those of this file; a file that is written whole gets
+            # segments of the usual size.
             return None
         for copy in copies.values():
             assert copy.share is not None
@@ -180,7 +181,10 @@ class Update:
         )
 
     def _remembered_copies(self) -> dict[int, Copy]:
-        """Return one copy of each share as this client's last write left it; empty if a share is missing."""
+        """
+        Return one copy of each share as this client's last write left it; empty if the cache does not know
+        all shares.
+        """
         known = self._known
         version, key = known.version, known.signing_key
         if version is None or key is None or version.format is not Format.MDMF:

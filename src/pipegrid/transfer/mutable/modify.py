@@ -66,8 +66,8 @@ def leader_of_range(
     no leader is needed.
 
     If two such writers each get half of the shares and k is more than half, neither version can be read, and
-    the file is lost. If the file is too long to be written whole, no client can restore it. So in these two
-    cases a leader is always used.
+    the file is lost. If the file is too long to be written whole, no client can restore it. So a leader is
+    always used if k is more than half of the shares, or the file is too long to be written whole.
     """
     is_too_long = version.size > slot.settings.max_content_bytes
     if is_too_long or 2 * version.required_shares > version.total_shares:
@@ -115,7 +115,7 @@ def _first_holder(slot: Slot, places: ExpectedHeads) -> Peer | None:
 # Source: the format reference, trees, 7.3 and 7.4.
 
 ContentEdit = Callable[[bytes], bytes]
-"""Maps the old content to the new one; equal content is not written. It may be applied more than once."""
+"""Maps old content to new content; equal content is not written. An edit may be applied more than once."""
 
 REMEMBERED_TRIES = 8
 """Maximum number of uncertain writes kept for one change, to recognize their contents in a later query."""

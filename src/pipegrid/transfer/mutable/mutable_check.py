@@ -80,8 +80,8 @@ class MutableCheck:
     Without ``verify`` the signature of each version is checked, and shares are counted. With ``verify``,
     every byte of the best version's shares is also read and proven.
 
-    A file that changes during the check is not reported as damaged: if a share seems damaged, its beginning
-    is read again, and if it belongs to another version now, the whole query is repeated.
+    A file that changes during the check is not reported as damaged: the beginning of a share that seems
+    damaged is read again, and if the share belongs to another version now, the whole query is repeated.
 
     Args:
         cap: the cap that the caller gave.
@@ -335,7 +335,9 @@ def _remarks(choice: Choice) -> list[str]:
 
 
 def held_against(known: CachedVersion, result: MutableCheckResult) -> MutableCheckResult:
-    """Return the result, marked as not healthy if its best version is older than a version seen before."""
+    """
+    Return the result; if all present versions are older than one seen before, mark the result as not healthy.
+    """
     there = [number for number, _ in result.other_versions]
     if result.version is None:
         return result

@@ -65,8 +65,8 @@ class PublishOutcome:
         refused: servers that had other shares than expected.
         unclear: those of ``refused`` that got the request twice, and may have carried out the first.
         surprises: servers that accepted the shares, but have other shares that were not known.
-        failed: maps servers that did not respond, or responded with an error, to the error.
-        seen: maps each server that responded to the first bytes of all its shares before the write.
+        failed: the servers that did not respond, or responded with an error; maps each to its error.
+        seen: the servers that responded; maps each to the first bytes of all its shares before the write.
     """
 
     __slots__ = ("failed", "placed", "refused", "seen", "surprises", "unclear")
@@ -100,7 +100,8 @@ class Publish:
     Args:
         places: see ``servermap.place``.
         heads: the first bytes of each known share, including shares that are not written.
-        may_move: whether a share may go to another server if its server fails; only whole shares may.
+        may_move: whether the shares of a server that fails are sent to other servers; must be False if only
+            parts of shares are written.
         read_bytes: number of bytes of each share to return in the responses.
         is_new: whether the file is new, so that no other client can have shares of it; a server that claims
             to have some has failed.
@@ -168,7 +169,7 @@ class Publish:
         if not self.outcome.is_clean:
             return True
         placed, version = self.outcome.placed, self._encoded.version
-        # Enough shares for success: so few remain that no other version can be read.
+        # This many shares suffice to read the version, and leave fewer than k shares for any other version.
         enough = max(version.required_shares, version.total_shares - version.required_shares + 1)
         if len(placed) < min(enough, len(self._encoded.writes)):
             return False

@@ -17,8 +17,8 @@ from pipegrid.transfer.peers import Peer
 # Which server has which version of a mutable file. Pure: the caller passes servers' responses, and gets
 # conclusions.
 #
-# A later response of a server replaces its earlier one. A share whose version is not proven is ignored when a
-# version is chosen, but the share is recorded: a writer must test for it, and overwrites it.
+# A server's later response replaces its earlier response. A share whose version is not proven is ignored when
+# a version is chosen. But such a share is recorded, since a writer must test for it, and overwrites it.
 #
 # Source: the format reference for mutable files, sections 5 and 6; for trees, 7.1.
 
@@ -64,7 +64,7 @@ class ServerMap:
     Attributes:
         book: the keys and versions that were proven.
         copies: the shares of each server that responded.
-        failed: maps servers that did not respond to the error.
+        failed: the servers that did not respond; maps each to its error.
         corrupt: errors that describe damaged shares; each error names its server.
         spoilt_versions: the versions that damaged shares claim.
     """
@@ -203,7 +203,7 @@ def place(
     Args:
         heads: first bytes of the existing shares, for all servers that responded.
         order: all servers, in the order of the file's ring.
-        unusable: servers that failed.
+        unusable: servers that get no shares, since they failed or refuse this client's writes.
         widely: whether to put copies of existing shares on further servers, if that raises happiness.
 
     Returns:

@@ -26,8 +26,8 @@ T = TypeVar("T")
 
 ATTEMPTS = 2
 """
-Maximum number of times that a change is sent: again once if its connection was lost; the response shows
-whether the first request was carried out.
+Maximum number of times that a change is sent: a second time if its connection was lost; the second response
+shows whether the first request was carried out.
 """
 
 SLOWEST_BYTES_PER_S = 8000
@@ -51,8 +51,8 @@ class Slot:
     Attributes:
         peers: the servers, in the order of the file's ring.
         shortfall: counts writes that reach fewer servers than wanted; None: such writes are not counted.
-        wrong_enabler: maps servers that have the file's shares under another write enabler to the error; on
-            these the shares can only be read.
+        wrong_enabler: the servers that have the file's shares under another write enabler, and so let this
+            client only read them; maps each to its error.
     """
 
     def __init__(self, means: TransferContext, cap: MutableCap, settings: MutableSettings) -> None:
@@ -173,7 +173,7 @@ class Slot:
         finally:
             del self._pending[watch]
             for other in self._pending:
-                other.progress()  # this call was using the link
+                other.progress()  # this call has used the link, which delays the other calls
 
     def _transfer_s(self) -> float:
         return sum(self._pending.values()) / SLOWEST_BYTES_PER_S

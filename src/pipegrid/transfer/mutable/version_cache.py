@@ -81,8 +81,8 @@ class CachedVersion:
         content: the content of ``version``; in this process only.
         begun: versions whose write was begun and not confirmed, because it failed or was cancelled. A writer
             that finds such a version has no conflict with another client. In this process only.
-        begun_number: the highest sequence number of any write that was begun, even by a process that was
-            killed.
+        begun_number: the highest sequence number of any write that was begun since the last successful one,
+            even by a process that was killed; 0: none.
         contended_s: time of the last conflict with other writers, by the clock of the process; None: no
             conflict yet.
     """
@@ -341,7 +341,15 @@ def _bytes_from_hex(document: Mapping[str, object], name: str) -> bytes:
 
 
 class Base(NamedTuple):
-    """The version and content from which the next version is made, and the servers of its shares."""
+    """
+    The version from which the next version is made.
+
+    Attributes:
+        content: the content of ``version``; None: not known, since the change replaces it.
+        heads: maps each server to the first bytes of its shares.
+        highest: the highest sequence number seen.
+        is_warm: whether the base comes from the cache, without a query.
+    """
 
     version: Version
     content: bytes | None
@@ -390,7 +398,7 @@ def remember_base(files: VersionCache, slot: Slot, base: Base) -> None:
     numbers = {number for number, each in heads if each[:HEAD_BYTES] == head}
     if len(numbers) < base.version.total_shares or any(e[:HEAD_BYTES] != head for _, e in heads):
         return
-    if slot.wrong_enabler:  # shares there cannot be overwritten, so each change must find them
+    if slot.wrong_enabler:  # shares with another write enabler stay; each change must find them
         return
     known.saw(base.version)
     known.begun_number = 0
@@ -415,10 +423,11 @@ def remember(
     heads: Mapping[Peer, Mapping[int, bytes]],
 ) -> None:
     """
-    Cache a version that was written; if it reached too few servers, forget the current version.
+    Cache a version that was written; if some shares were not written, or old shares remain, cache only its
+    number and servers, so that the next change queries.
 
     Raises:
-        UnhappyError: the written version reached too few servers.
+        UnhappyError: the written version reached too few servers; it is not cached.
     """
     known = files.of(slot.storage_index)
     version = encoded.version

@@ -64,8 +64,8 @@ class StepwiseEdit(ABC):
 
     def may_be_stored(self) -> None:  # noqa: B027
         """
-        Be notified that the edited content may be stored, so that this edit may be applied to content that
-        already contains it.
+        Be notified that the edited content is perhaps stored, so that this edit will perhaps be applied to
+        content that contains it already.
         """
 
 
@@ -186,7 +186,7 @@ class _WriteQueue:
 class _Tries:
     """
     Records which of the joined edits took effect in attempts whose outcome is uncertain, and which of these
-    edits other clients' versions may contain.
+    edits would fail if such an attempt was stored.
     """
 
     def __init__(self) -> None:
@@ -217,7 +217,8 @@ class _Tries:
 
 def _passed_on(base: bytes, made: dict[int, ContentEdit]) -> set[int]:
     """
-    Return the edits that fail after all edits were applied, but would not fail if applied twice in a row.
+    Return the numbers of the edits that fail after all edits were applied, but do not fail if applied twice
+    in a row.
 
     An edit that fails when applied twice in a row, such as a rotation of names, proves nothing about the
     edits after it.
@@ -226,7 +227,7 @@ def _passed_on(base: bytes, made: dict[int, ContentEdit]) -> set[int]:
         return set()
     content, found = _Content(base), set[int]()
     for index, edit in made.items():
-        with suppress(Exception):  # an edit may fail this time
+        with suppress(Exception):  # an edit may fail although it succeeded before
             content.apply(edit)
             if not content.fails(edit):
                 found.add(index)
@@ -243,9 +244,10 @@ class WriteQueues:
     written together: a thousand links into a directory take a few versions. If an edit raises, only its
     caller gets the error, once the other edits have been written without it. If these other edits cannot be
     stored, and the edit failed on content that included their changes, its caller gets their error instead.
-    If an edit was applied in an earlier attempt with an uncertain outcome, it may fail because that attempt's
-    version was stored. Such an edit counts as successful if it also fails on that whole version but does not
-    fail directly after itself: this means that another edit of that version has hidden its change.
+
+    An edit that was applied in an earlier attempt with an uncertain outcome may fail only because that
+    attempt's version was stored. Such an edit counts as successful if it fails on that version, but does not
+    fail when it is applied twice in a row: then another edit of that version has hidden its change.
 
     Args:
         change: returns the modification of a file.
@@ -319,7 +321,7 @@ class WriteQueues:
             parsed = self._parsed.of(cap.storage_index, old)
             content, made = _Content(old, parsed), dict[int, ContentEdit]()
             for index, (edit, _, waiting) in enumerate(joined):
-                if waiting.called or index in final:  # its caller no longer waits, or it has failed
+                if waiting.called or index in final:  # no caller waits, or the edit has failed
                     continue
                 try:
                     content.apply(edit)

@@ -43,8 +43,8 @@ class Allocations:
 
     Args:
         shares: the shares of the file.
-        changed: called when a server does not allocate all requested shares, when most servers have
-            responded, and when all have.
+        changed: called when a server fails, already has shares or does not allocate all requested shares;
+            when most servers have responded; and when all have.
     """
 
     def __init__(self, shares: ShareSet, changed: Callable[[], None]) -> None:
@@ -66,7 +66,7 @@ class Allocations:
         return bool(self._answers)
 
     def ask(self, peer: Peer, share_numbers: frozenset[int], secrets: UploadSecrets) -> None:
-        """Request space on a server for these shares; writes may follow at once."""
+        """Request space on a server for these shares; the writes need not wait for the response."""
         question = peer.server.allocate(
             self._shares.storage_index, share_numbers, self._shares.share_bytes, secrets
         )
@@ -135,7 +135,7 @@ class Refusals:
 
     Attributes:
         contended: whether the servers' responses suggest that another client is storing the same file.
-        explained: maps a server's nickname to the reason why it refuses.
+        explained: maps a server's nickname to the reason why the server refuses shares.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Refusals:
         self._full: set[Peer] = set()
         self._over_quota: set[Peer] = (
             set()
-        )  # quota refusals: their message says more than the free space
+        )  # servers that refused by quota; their message says more than the free space
         self._asked: set[Peer] = set()
         self._questions: set[Deferred[Any]] = set()
         self._lists: list[tuple[Peer, frozenset[int]]] = []

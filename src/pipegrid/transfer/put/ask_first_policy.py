@@ -19,8 +19,8 @@ REMEMBERED = 16
 
 SMALL_BYTES = 64 << 10
 """
-Shares up to this size are sent only after servers were asked, if asking is needed at all. Of a larger share
-all but the last byte is sent while the put waits for responses.
+While puts must ask for existing shares, shares up to this size are sent only after the servers' responses.
+Of a larger share, all but the last byte is sent while the put waits, unless the policy is ``always``.
 """
 
 SLOW = 2.0
@@ -114,12 +114,15 @@ class FinalByteHold:
     """
     Decides how long the last bytes of one put's shares wait for responses.
 
+    Once most servers have responded, the others have until ``SLOW`` times as long since the put began; with
+    ``must_know`` at least until the grace is over.
+
     Args:
         asked: number of servers that were asked at the beginning.
-        grace_s: longest wait for a server that is much slower than most.
-        must_know: whether the put must know where shares are, even if this takes several times the grace.
-            Otherwise the put waits at most the grace, and only for servers that are not much slower than
-            most.
+        began_s: when the put began.
+        grace_s: the grace, in seconds.
+        must_know: whether the put must know where shares are. If so, it waits for most servers up to
+            ``GRACES`` times the grace; otherwise at most the grace.
     """
 
     def __init__(self, asked: int, began_s: float, grace_s: float, must_know: bool) -> None:

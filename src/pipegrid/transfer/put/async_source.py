@@ -2,7 +2,7 @@
 Copying plaintext that comes through the reactor: from an async iterator, an ``IBodyProducer`` or an
 ``IResponse``.
 
-A producer is paused while its bytes are written, and stopped when the put is cancelled or fails.
+A producer is paused while too many of its bytes wait, and stopped when the put is cancelled or fails.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pipegrid.transfer.put.copied_source import SourceCopy
 from pipegrid.transfer.put.source import Source
 
 _AHEAD_BYTES = 1 << 20
-"""Maximum number of bytes that have arrived but are not written yet; above this the producer is paused."""
+"""If more bytes than this have arrived but are not written yet, the producer is paused."""
 
 
 def is_streamed(given: object) -> bool:
@@ -89,7 +89,7 @@ class _Arrived:
         self._wakeup = Wakeup(clock)
         self._pieces: deque[bytes] = deque()
         self._held_bytes = 0
-        self._outcome: Failure | bool = False  # True: all has arrived
+        self._outcome: Failure | bool = False  # False: more may arrive; True: all has arrived
         self.pause: Callable[[], object] = lambda: None
         self.resume: Callable[[], object] = lambda: None
         self._paused = False

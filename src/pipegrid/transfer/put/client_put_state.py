@@ -96,7 +96,8 @@ class FullServers:
         Raise if a file cannot be stored because servers are full.
 
         Raises:
-            UnhappyError: too few servers are not full.
+            UnhappyError: the servers with space, and the existing shares on full servers, do not reach the
+                wanted happiness.
         """
         if not self._full:
             return

@@ -280,7 +280,10 @@ class KeyNotes:
         return None
 
     def forget_stale(self) -> None:
-        """Remove notes that are too old; create no directory, and report no errors."""
+        """
+        Remove notes that are too old, and the oldest if there are too many; create no directory, and report
+        no errors.
+        """
         with suppress(OSError):
             self._tidy("")
 

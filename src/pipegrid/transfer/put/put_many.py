@@ -21,9 +21,10 @@ MAX_FILES = 256
 
 MAX_BYTES = 12 << 20
 """
-Maximum of unacknowledged plaintext of all running puts; ``MIN_FILES`` puts run in any case. At 3-of-10 this
-fills a link of 3 Gbit/s with a round-trip time of 100 ms. With small files, one bundle per server can be in
-flight while another is stored and a third is filled. The grid bounds each file's own memory.
+Maximum number of unacknowledged plaintext bytes of all running puts; ``MIN_FILES`` puts run in any case. At
+3-of-10 this fills a link of 3 Gbit/s with a round-trip time of 100 ms. With small files, one bundle per
+server can be in flight while another is stored and a third is filled. ``Uploader`` limits the memory for
+encoding.
 """
 
 SMALL_BYTES = 64 << 10
@@ -59,7 +60,7 @@ class PutOrder:
         return len(self._left)
 
     def is_small(self, number: int) -> bool:
-        """Return whether a file is known to be small."""
+        """Return whether a file is small; an empty file or one of unknown size does not count as small."""
         return 0 < self._sizes[number] <= SMALL_BYTES
 
     def count_small(self) -> int:
@@ -106,7 +107,7 @@ class ManyPuts(Generic[T]):
         start: gets a file's number and a callback for progress; starts to store the file.
         max_files: maximum number of running files; None: ``MAX_FILES``.
         ended: called when a file has ended, in the order of ending; if it raises, all puts are cancelled.
-        seconds: returns the time.
+        seconds: returns the time in seconds.
         small_file_capacity: returns how many small files the servers accept at once.
         expect: called with the number of small files that will be stored.
     """

@@ -75,7 +75,7 @@ class UploadPlan(Generic[T]):
         self._unwritable.add(server)
 
     def lost(self, share_number: int, server: T) -> None:
-        """Record that the server no longer knows the unfinished share; the share may be sent to it again."""
+        """Record that the server has lost the unfinished share, which is sent there again at most once."""
         if self._tries.get((share_number, server), 0) >= _MAX_TRIES:
             self._unwritable.add(server)
         self._stop(share_number, server)
@@ -88,7 +88,9 @@ class UploadPlan(Generic[T]):
             self._stop(number, server)
 
     def dropped(self, share_number: int, server: T) -> None:
-        """Record that the share was dropped because its server is too slow, or because it is not needed."""
+        """
+        Record that a share was dropped because its server is too slow, or because the share is not needed.
+        """
         self._given_up.add(share_number)
         self._stop(share_number, server)
 
@@ -242,7 +244,7 @@ class UploadPlan(Generic[T]):
         """
         Return pending shares that some server already has, and whose further copy happiness does not need.
 
-        So a repeated put of a large file need not send everything when the ring has changed.
+        So a repeated put of a large file sends only what is missing, even when the ring has changed.
         """
         spare: list[int] = []
         for number in sorted(self.underway):

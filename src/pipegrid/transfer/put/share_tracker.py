@@ -220,7 +220,7 @@ class StoredShares:
         }
 
     def report(self, uploads: Sequence[ShareUpload]) -> None:
-        """Report progress to the callers that want it."""
+        """Report the bytes found and the bytes acknowledged, if the put's caller wants these reports."""
         if self._found_before.is_wanted:
             self._found_before.report(self.found_bytes(uploads))
         if self.progress.is_wanted:

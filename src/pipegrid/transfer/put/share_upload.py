@@ -95,7 +95,8 @@ class ShareUpload:
             before.
         found_bytes: those of ``acknowledged_bytes`` that the server had before.
         stalled_s: how many seconds this share has delayed the others so far.
-        last_activity: when the server last acknowledged anything of this share.
+        last_activity: when the server last acknowledged anything of this share, or when the oldest unanswered
+            request was sent.
         error: why the share was refused, lost or failed.
         bug: an exception that is no server error; the file's upload raises it again.
         traffic: gets each message that is acknowledged from now on; None: messages are not reported.
@@ -134,7 +135,7 @@ class ShareUpload:
         self._changed = changed
         self._stored = stored
         self._clock = clock
-        self._pending: dict[Deferred[Any], float] = {}  # by call: the time when it was sent
+        self._pending: dict[Deferred[Any], float] = {}  # when each pending call was sent
         self._answers = 0
         self._answers_s = 0.0
 

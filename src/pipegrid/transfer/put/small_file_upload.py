@@ -35,10 +35,9 @@ class Handover(NamedTuple):
     Attributes:
         started: when the put began, by the clock.
         happy_since: when enough shares were stored; None: not yet.
-        stored: maps the shares that this put has stored to their servers.
-        found: shares that servers had before the put.
-        calls: maps each server that has not responded as hoped to the shares that it was sent, and to the
-            call, pending or ended.
+        stored: the shares that this put has stored; maps each share number to its server.
+        found: the servers that have responded as hoped; maps each to the shares that it had before the put.
+        calls: all other servers; maps each to the shares that it was sent, and to the call, pending or ended.
     """
 
     started: float
@@ -104,7 +103,8 @@ async def put_whole(
     means: PutContext, file: KeyedFile, reports: PutReports
 ) -> PutResult | Handover | None:
     """
-    Store a file with one request per server, if it is small and its servers accept whole shares.
+    Store a file with one request per server, if the file is small, its servers accept whole shares, and they
+    need not be asked for existing shares first.
 
     Returns:
         The result; a ``Handover`` if an ``Upload`` must continue the put; None if nothing was sent.
@@ -123,7 +123,7 @@ class SmallFileUpload:
     The upload of one small file with one request per server.
 
     Args:
-        order: the servers on the file's ring, at least as many as happiness needs.
+        order: the servers in the order of the file's ring, at least as many as happiness needs.
         file: a file of a single segment, which ``encode_whole`` can encode.
     """
 

@@ -46,8 +46,8 @@ class Source(Protocol):
     """
     Plaintext of a known size.
 
-    A source is read twice, for the key and for the encoding, so it must be seekable and must not change
-    between the two readings. A pipe is copied to a temporary file first.
+    A source of several segments is read twice, for the key and for the encoding, so it must be seekable and
+    must not change between the two readings. A pipe is copied first, to memory or a temporary file.
     """
 
     name: str
@@ -98,7 +98,7 @@ class BytesSource:
 
 class FileSource:
     """
-    Plaintext in a regular file, read by position, so that other readers may seek.
+    Plaintext in a regular file, read by position: other users of the file object can seek meanwhile.
 
     Attributes:
         path: the absolute path by which a caller named the file; None if the caller gave a file object.
@@ -292,7 +292,8 @@ def _name_of(file: BinaryIO) -> str:
 
 def size_of(source: SourceLike) -> int | None:
     """
-    Return the probable size of a source without opening it; None if the size is known only after reading.
+    Return the probable size of a source in bytes, without opening it; None if the size is known only after
+    reading, 0 if the source cannot be opened.
     """
     if isinstance(source, (bytes, bytearray, memoryview)):
         return memoryview(source).nbytes
@@ -315,7 +316,7 @@ def _is_plain(file: BinaryIO) -> bool:
     if not stat.S_ISREG(os.fstat(raw.fileno()).st_mode):
         return False
     if file.writable():
-        file.flush()  # buffered bytes would be missed
+        file.flush()  # otherwise the put would miss buffered bytes
     return os.fstat(file.fileno()).st_size > 0
 
 

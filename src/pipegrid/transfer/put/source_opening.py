@@ -55,7 +55,7 @@ async def copy_unread(
     try:
         return await workers.run_blocking(copy_file, unread, most_bytes)
     except BaseException as error:
-        if unread.owned:  # close it even if the copying thread never started
+        if unread.owned:  # close the file even if no thread has begun to copy it
             unread.file.close()
         if isinstance(error, OSError):  # no thread could be started
             raise cannot_read(unread.name, error) from error

@@ -14,10 +14,10 @@ from pipegrid.transfer.settings import UploadSettings
 from pipegrid.transfer.time_limits import last_activity_s
 
 SLOW = 2.0
-"""A server is slow if its responses take this many times as long as the median of the others."""
+"""A server is slow if its responses take more than this many times as long as the median of the others."""
 
 TICK_S = 0.01
-"""Minimum length of a wait in seconds: the clock may not resolve a shorter one."""
+"""Minimum length of a wait in seconds: a clock perhaps cannot resolve a shorter one."""
 
 _ROUNDING_S = 1e-6
 """Tolerance in seconds: the waits that make up a grace may add up to this much less than the grace."""
@@ -91,10 +91,11 @@ class StragglerPolicy(Generic[W]):
     Decides how long one upload waits, and which share uploads it drops.
 
     While segments are sent, a blocked share upload delays the share uploads that can take more. The time of
-    this delay is added to the ``stalled_s`` of the blocked share upload. It is dropped when its ``stalled_s``
-    exceeds the grace and its server is slower than the others, so that a shared link cannot be the cause.
-    When everything is sent and happiness holds, stragglers get one more grace. A server is given up if for
-    ``silence_s`` it acknowledged nothing to this upload and no byte went to it or came from it.
+    this delay is added to the ``stalled_s`` of the blocked share upload. A share upload is dropped when its
+    ``stalled_s`` exceeds the grace, happiness can spare it, and its server is slower than the others, so that
+    a shared link cannot be the cause. When everything is sent and happiness holds, stragglers get one more
+    grace. A server is given up if for ``silence_s`` it acknowledged nothing to this upload and no byte went
+    to it or came from it.
 
     Args:
         started_s: when the upload began; the grace depends on this time.

@@ -1,4 +1,7 @@
-"""The upload loop of a file with several segments: it collects events, decides what to do, and does it."""
+"""
+The upload loop of a file that needs more than one request per server: it collects events, decides what to do,
+and does it.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ class Asking:
         history: what earlier puts of this client have found.
         shares: the shares of the file.
         began_s: when the put began.
-        grace_s: how long the put waits for a server that is much slower than most; see ``FinalByteHold``.
+        grace_s: see ``FinalByteHold``.
 
     Attributes:
         first: whether nothing is sent until the servers have responded or have taken too long.
@@ -66,7 +69,8 @@ class Asking:
         """Query servers to which no share was sent yet, if the put must know where shares are."""
         if not self._history.must_ask:
             return
-        # Another client may spread n shares over twice as many servers, or may have used a smaller grid.
+        # Ask up to 2n servers: another client may spread n shares over that many servers, or may have used a
+        # smaller grid.
         total = self._plan.total_shares
         for peer in self._plan.ring[0 if self.first else total : 2 * total]:
             self._allocations.ask(peer, frozenset(), self._shares.secrets_for(peer))
@@ -91,8 +95,8 @@ class Asking:
         self._history.ended(any(self._guess[n] not in peers for n, peers in found.items()))
 
 
-# The parts of an upload that query servers, send shares and record the results; and their events since the
-# last call: responses to allocations, lists of shares, and share uploads that have ended.
+# The parts of an upload that query servers, send shares and record the results. ``drain`` processes their
+# events since its last call: responses to allocations, lists of shares, and share uploads that have ended.
 #
 # Each event is recorded once: a stored share in ``StoredShares``; a failed, refused or lost share in
 # ``UploadPlan``. ``Upload`` decides how to react.
@@ -110,7 +114,7 @@ class UploadEvents:
         plan: assigns shares to servers.
         uploads: the active share uploads.
         allocations: allocation requests and their responses.
-        refusals: servers that refused without a reason, and are asked for their shares.
+        refusals: servers that refused shares; asks them for the reason and for their shares.
         asking: queries servers before shares are sent.
         where: records which shares are stored on which servers.
     """
@@ -249,7 +253,7 @@ class Upload:
         self._cap_known = reports.cap_known if begun is None else None
         self._traffic = reports.traffic
         self._changed = Wakeup(clock)
-        self._uneventful = 0  # how many shares may be stored before the loop wakes
+        self._uneventful = 0  # number of stored shares that will not wake the loop
         self._begun = begun
         self._started = clock.seconds() if begun is None else begun.started
         events = UploadEvents(means, file, self._started, self._changed.fire, reports)

@@ -157,7 +157,7 @@ class Uploader:
         started = self._clock.seconds()
         if not self._tidied and self._notes is not None:
             self._tidied = True
-            self._notes.forget_stale()  # usually there is nothing to remove
+            self._notes.forget_stale()  # usually no note is stale, so this does not block long
         source = await self._open(given)
         try:
             if is_literal_size(source.size):
@@ -216,7 +216,7 @@ class Uploader:
         reports: PutReports,
     ) -> PutResult:
         if geometry.num_segments == 1:
-            reports = reports._replace(hashing=None)  # hashing ends at once
+            reports = reports._replace(hashing=None)  # hashing takes no time worth a report
             size = source.size
             data = await self._means.grid.workers.run_if_large(size, source.read_at, 0, size)
             self._close(source)  # a hundred small files need not stay open while they are sent

@@ -22,9 +22,9 @@ from pipegrid.wire.storage_messages import WriteAnswer
 #
 # Pure: the caller reports responses and gets decisions. The rules:
 #
-# * **The last response counts**, and replaces the earlier ones. It does not yet cover the writes that were
-#   sent after its request; they need no further request. It may report fewer bytes than an earlier response,
-#   if the server has lost some; then the skipped bytes are sent at the end.
+# * **The last response counts**, and replaces the earlier ones. It still lists the bytes of writes that were
+#   sent after its request as missing; these are not sent again for that reason. It may report fewer present
+#   bytes than an earlier response, if the server has lost some; then the skipped bytes are sent at the end.
 # * **A response is untrusted input.** It decides which bytes are sent, never that the share is stored: only
 #   the response to the completing write proves that. If everything was sent or skipped and no such response
 #   came, the server was wrong: ``unskip`` marks the skipped bytes as missing, and from then on nothing is
@@ -52,8 +52,8 @@ class ResumeRanges:
     Attributes:
         missed: segments that must be encoded again and sent, in this order.
         has_trailer: whether the hashes after the blocks were sent or skipped, and not lost.
-        upto: end of the last byte known to be present; 0 if none is. Most writes start at or after this
-            offset, which is quick to check.
+        upto: offset after the last byte known to be present; 0 if no byte is. Most writes start at or after
+            this offset, which is quick to check.
         total_bytes: number of present bytes, by the last response.
         segments: range from the first to the last segment whose block was skipped.
         trailer: whether the hashes after the blocks were skipped.
@@ -226,8 +226,8 @@ class Batch:
     @property
     def is_small(self) -> bool:
         """
-        Whether the batch may grow without a look at the window, which would take longer than everything else
-        of a small file.
+        Whether the batch can grow without a check of the window; such a check would take longer than
+        everything else that is done for a small file.
         """
         return self.length < min(BATCH_BYTES, MIN_BATCH_BYTES)
 
@@ -320,7 +320,7 @@ class ShareSender:
         """Whether the gathered bytes fill a message of the size that the pipeline prefers now."""
         batch = self._batch
         if batch is None or batch.is_small or (batch.has_trailer and self._recodable):
-            return False  # ``finish`` sends an upload's trailer
+            return False  # ``finish`` sends the last batch, which has the trailer
         return batch.is_full(self._pipeline.message_bytes, self._flushed, self._turn)
 
     @property
@@ -430,7 +430,7 @@ class ShareSender:
     def _has_space(self, _result: object, room: Deferred[None]) -> None:
         if self._window_space is room:
             self._window_space = None
-            if self._is_ready:  # if not, the batch grows: the preferred size has grown
+            if self._is_ready:  # otherwise the batch grows, since the preferred size has grown
                 self.flush()
             self._changed()
 

@@ -64,7 +64,7 @@ from pipegrid.wire.storage_messages import (
 # On a new connection, writes to them fail with ``NoSuchShare``, and the upload must begin again.
 
 WHOLE_BYTES = 124 * 1024
-"""The largest share that is encoded as a whole; a call with such a share is serialized at once."""
+"""The largest share for ``store_whole``: a call with such a share is encoded in one piece."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -181,7 +181,10 @@ class FoolscapServer(StoresApart):
 
     @property
     def last_activity_s(self) -> float:
-        """When the server last responded, by the clock."""
+        """
+        When the server last responded, or when a call was sent while no other was unanswered, by the clock;
+        minus infinity: never.
+        """
         return self._link.heard_s
 
     def version(self) -> Deferred[ServerVersion]:

@@ -57,8 +57,9 @@ READ_PIECE_BYTES = 16 << 20
 
 SLOWEST_BYTES_PER_S = 2000
 """
-The slowest link for which calls do not time out, as over HTTPS. While a message of megabytes is transferred
-there is no activity: a response comes only when all of its call has arrived, and is itself one message.
+The lowest rate at which calls with share data do not time out; the same as over HTTPS. While a message of
+megabytes is transferred, the server shows no activity: it responds only when the whole call has arrived, and
+a response is one message, too.
 """
 
 _excerpt = partial(excerpt, characters=160)
@@ -96,9 +97,10 @@ class FoolscapLink:
             invalid.
 
     Attributes:
-        canary: a remote object that shows the server whether this client is still connected.
+        canary: an object of this client, sent with each allocation, so that the server notices when the
+            connection is lost.
         heard_s: the time of the server's last response, or when a call was sent while no response was
-            outstanding, by the clock.
+            outstanding, by the clock; minus infinity: never.
     """
 
     def __init__(
@@ -157,8 +159,8 @@ class FoolscapLink:
         Call a method of an object on the server; fails with ``ServerError``s only.
 
         Args:
-            share_bytes: how many bytes of share data the call or its response contains, if they may be many;
-                the timeout grows with this number.
+            share_bytes: how many bytes of share data the call or its response contains; 0 if they are few.
+                The timeout grows with this number.
         """
         self._outstanding += 1
         self._outstanding_bytes += share_bytes
@@ -187,7 +189,7 @@ class FoolscapLink:
         self._connecting = None
         # Foolscap checks responses against the declared interface only if the other end names that
         # interface.
-        tracker = getattr(storage, "tracker", None)  # a server may send a number or a list
+        tracker = getattr(storage, "tracker", None)  # a server can send a number or a list instead
         if tracker is None or tracker.interface is not RIStorageServer:
             self._waiting.fail(_no_storage(self._server))
             if tracker is not None:
@@ -338,12 +340,12 @@ RECEIVE_BYTES = 256 * 1024
 """The maximum number of bytes in one read from the socket."""
 
 LONGEST_WORD_BYTES = 1024
-"""Longer strings are not looked up: all words that Foolscap abbreviates are much shorter."""
+"""Longer strings are not looked up among the words that Foolscap abbreviates: those are shorter."""
 
 BOUNDS = Bounds(answer_cost=answer_cost, allocated=ALLOCATED)
 """
-Limits for a client's connection: a response may be as large as its call permits, and the server may call no
-object of this client except the tub itself.
+Limits for a client's connection: a response may be as large as its call permits; a call by the server has the
+default allowance.
 """
 
 LOST_AFTER_S = 2 * KEEPALIVE_S
@@ -355,13 +357,13 @@ class TubConnector:
     Implements ``Connector``.
 
     Args:
-        policy: the way to each of the fURL's addresses.
-        throttle: limits the total rate of this connection and all others.
+        policy: decides how each of the fURL's addresses is connected to.
+        throttle: limits the total rate of this connection and all others; None: no limit.
         pin: SHA-256 of the public key that the server's certificate must have, as in NURLs; the certificate
             must also be the one that the fURL names. None: only the fURL is checked.
 
     Raises:
-        UsageError: the policy permits no connection to an address of the fURL.
+        UsageError: the policy permits no connection to any address of the fURL.
     """
 
     def __init__(
@@ -403,8 +405,8 @@ class TubConnector:
 
     def _check(self, broker: Any) -> None:
         """
-        Check that the server owns the pinned key: over HTTPS, the client would not find shares that another
-        server has stored.
+        Check that the server owns the pinned key, if there is one. HTTPS requires this key, so it would not
+        reach shares that were stored over Foolscap on a server with another key.
         """
         if self._pin is not None:
             der = dump_certificate(FILETYPE_ASN1, broker.transport.getPeerCertificate())

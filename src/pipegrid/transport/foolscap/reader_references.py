@@ -98,8 +98,8 @@ class FoolscapReaders:
             current = self._questions.get(storage_index) is question
             if current:
                 del self._questions[storage_index]
-        # If this question is not current, the index was changed meanwhile, and the response may be out of
-        # date.
+        # If ``forget`` was called meanwhile, or a newer question has replaced this one, the response may be
+        # out of date.
         if current and readers:
             self._readers[storage_index] = readers
             self._readers.move_to_end(storage_index)
@@ -128,7 +128,7 @@ class FoolscapReaders:
     @as_deferred
     async def _read(self, reader: Any, offset: int, length: int) -> bytes:
         data = await self._link.call(reader, "read", offset, length)
-        if type(data) is not bytes:  # a reader that declares no interface may return anything
+        if type(data) is not bytes:  # a reader that declares no interface can return anything
             raise nonsense(self._server, "a read", "something that is not bytes")
         if len(data) > length:
             raise nonsense(

@@ -72,7 +72,7 @@ class UploadPart(Generic[T]):
 
     def _end(self) -> None:
         self.wanted = False
-        self._cancelled = self._instead = None  # break the cycles: both refer to this object
+        self._cancelled = self._instead = None  # break cycles: both attributes refer to this object
 
     def _cancel(self, _: Deferred[T]) -> None:
         cancelled, instead = self._cancelled, self._instead
@@ -208,7 +208,8 @@ class OrdinaryRequests(NamedTuple):
     Attributes:
         allocate, write: like the methods of ``StorageServer``; the last argument of ``write`` is whether an
             earlier request may have carried out the write.
-        store: allocates and writes whole shares, with one request after the other.
+        store: allocates and writes whole shares with separate requests, which are sent at the same time; its
+            last argument is the same as that of ``write``.
         was_completed: finds out whether a share is present, after the response to a repeated write said that
             there is no such upload.
     """
@@ -256,7 +257,7 @@ class GbsBundles:
         return f"<GbsBundles of up to {self.max_bytes} bytes, {len(self._held)} held>"
 
     def heard(self, answer: RawResponse) -> None:
-        """Check whether a response (to an allocation or a version request) offers bundles."""
+        """Check whether a response (to an allocation, a version request or a list request) offers bundles."""
         if not self.max_bytes:
             for name, value in answer.header_list:
                 if name == gbs_bundles.HEADER and value.isdigit() and len(value) < 10:
@@ -511,7 +512,7 @@ class GbsBundles:
         bundle, storage_index = held.bundle, held.upload.storage_index
         if bundle is None:
             if self._held.get(storage_index) is not held:
-                return  # just sent or failed; its caller cancels the other parts
+                return  # it is being sent or failed now, without its cancelled parts
             if share_number is not None and isinstance(held, HeldAllocation):
                 held.upload.shares.pop(share_number, None)
                 held.writes.pop(share_number, None)
@@ -564,9 +565,10 @@ NOT_TAKEN = (404, 405)
 
 class _HeldRead:
     """
-    A read, and the Deferred of its caller; None after the caller has cancelled the read.
+    A read in a bundle, or waiting for one.
 
     Attributes:
+        result: the Deferred of the caller; None after the caller has cancelled the read.
         alone: the ordinary request for the read; None if there is no such request.
     """
 

@@ -81,7 +81,8 @@ def until_whole(
     ask: Callable[[], Deferred[RawResponse]], attempts: int = CUT_OFF_ATTEMPTS
 ) -> Deferred[RawResponse]:
     """
-    Send a request, and send it again if the response was interrupted or invalid, ``attempts`` times in all.
+    Send a request, and send it again while the response is interrupted or invalid: at most ``attempts``
+    requests in total.
     """
 
     def again(failure: Failure) -> Any:
@@ -123,13 +124,13 @@ class GbsServer:
     Args:
         identity: the server's identity.
         nurl: the server's address; its secret is sent with every request.
-        endpoints: returns the endpoint for another connection, with TLS to the owner of the NURL's key only;
-            in production ``endpoints_for``.
+        endpoints: makes an endpoint for each new connection, with TLS to the owner of the NURL's key only; in
+            production ``endpoints_for``.
         clock: for all time limits.
         bundle_bytes: the largest bundle that the server's announcement offers, or 0; the server's responses
             may offer bundles, too.
-        open_beside: creates a server object that uses Foolscap, if the server has a fURL; see
-            ``FoolscapOffload``.
+        open_beside: creates a server object that uses Foolscap, see ``FoolscapOffload``; None: only HTTPS is
+            used.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class GbsServer:
         limits = settings.limits(settings.max_read_connections + settings.max_streams)
         self._reads = HostPool(clock, endpoints, name, limits)
         self._streams = GbsStreams(self._reads, *talk, settings.max_streams)
-        self._takes_surveys = True  # the server has refused no survey yet
+        self._takes_surveys = True  # False once the server has refused a survey
         self._asked_what_it_takes = False
         self._read_bundles = GbsReadBundles(
             clock,
@@ -237,16 +238,16 @@ class GbsServer:
     @property
     def whole_bytes(self) -> int:
         """
-        The largest share for ``store_whole``. A server without bundles gets separate requests, one after
-        another.
+        The largest share for ``store_whole``. A server without bundles gets separate requests, sent at the
+        same time.
         """
         return MAX_SHARE_BYTES
 
     @property
     def small_file_capacity(self) -> SmallFileCapacity:
         """
-        Any number of small files if the server supports bundles; few while a Foolscap connection is being
-        established.
+        ``ANY`` if the server supports bundles; otherwise the capacity of ``FoolscapOffload``, or ``COUNTED``
+        if Foolscap is not used.
         """
         if self.takes_bundles:
             return SmallFileCapacity.ANY
@@ -406,8 +407,8 @@ class GbsServer:
         """
         Ask about many files in one request, if the server supports surveys; see ``transport.surveys``.
 
-        If it is not known whether the server supports surveys, this returns None. The first such call asks
-        the server for its version; later calls use the response.
+        If the server is not known to support surveys, this returns None. The first such call asks the server
+        for its version; later calls use the response.
         """
         if not self.is_known_to_take_surveys:
             self._ask_what_it_takes()
@@ -485,7 +486,7 @@ class GbsServer:
         def send() -> Deferred[RawResponse]:
             if self._reads.is_connected or not self._uploads.takes_question(request):
                 return self._reads.request(request)
-            self._reads.connect()  # for later questions
+            self._reads.connect()  # so that later questions have a connection
             return self._uploads.question(request).addErrback(again)
 
         return until_whole(send)
@@ -578,8 +579,8 @@ def endpoints_for_all(
     told: Callable[[bool], None] = lambda usable: None,
 ) -> Callable[[], IStreamClientEndpoint]:
     """
-    Return a function that returns endpoints for a server with several NURLs. All NURLs are tried, in the
-    order of the list.
+    Return a function that returns endpoints for a server with several NURLs. All NURLs are tried: first in
+    the order of the list, later the one that worked last before the others.
 
     Args:
         told: called when a connection is established, and when it is usable; see ``Alternatives``.
@@ -601,7 +602,8 @@ def endpoints_for(
     Return a function that returns endpoints for the owner of a NURL's key: TCP, and TLS pinned to that key.
 
     Args:
-        policy: the way to the NURL's host.
+        policy: decides how the NURL's host is connected to.
+        throttle: limits the rate; None: no limit.
         ahead: provides connections that may already be established; not used with a throttle or a proxy.
 
     Raises:

@@ -22,10 +22,10 @@ from pipegrid.wire.storage_messages import Allocation, LeaseSecrets, Shares, Sto
 T = TypeVar("T")
 
 CROWD = 8
-"""Minimum pending uploads or leases at one server to use Foolscap. ``SmallFileCapacity.FEW`` allows fewer."""
+"""Minimum number of pending uploads and leases at one server for which Foolscap is used."""
 
 AGAIN_S = 60.0
-"""How long to use only HTTPS after a Foolscap connection failed, and how long an expected crowd counts."""
+"""Minimum time between attempts to connect, and after a loss; how long an expected crowd counts."""
 
 SOON_S = 3.0
 """
@@ -47,7 +47,9 @@ class OffloadServer(StorageServer, Protocol):
 
     @property
     def last_activity_s(self) -> float:
-        """When the server last responded, by the clock."""
+        """
+        When the server last responded, or when a call was sent while no other was unanswered, by the clock.
+        """
 
     def lease_listed(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
         """Add or renew a lease on every share of the storage index; need not fail if there are no shares."""
@@ -75,8 +77,7 @@ class FoolscapOffload:
     * **No file waits for the connection.** It is established when the server has shown that it supports
       no bundles, and a crowd is expected or pending. Meanwhile a few uploads use HTTPS; if connecting
       fails, all do. A lost connection is established again in the same way. Leases do wait for the
-          connection,
-      for at most ``SOON_S``; the questions that accompany them are sent over HTTPS meanwhile.
+      connection, for at most ``SOON_S``; the questions that accompany them are sent over HTTPS meanwhile.
     * **Order.** Two connections have no common order. So a store over Foolscap waits for all earlier
       operations on the same storage index, and later operations wait for the store (``GbsOrder.alone``).
 
@@ -90,7 +91,7 @@ class FoolscapOffload:
         self._open_server = open_server
         self._server: OffloadServer | None = None
         self._pending = 0
-        self._crowd = 0  # uploads and leases since none was pending
+        self._crowd = 0  # number of uploads and leases that began since none was pending
         self._expected_since_s: float | None = None
         self._is_up = False
         self._not_before_s: float | None = None
@@ -107,7 +108,7 @@ class FoolscapOffload:
 
     @property
     def last_activity_s(self) -> float:
-        """When the server last responded over Foolscap, by the clock."""
+        """``last_activity_s`` of the Foolscap server object; minus infinity if there is none."""
         return -math.inf if self._server is None else self._server.last_activity_s
 
     @property
@@ -150,8 +151,8 @@ class FoolscapOffload:
 
     def offer(self) -> None:
         """
-        Connect if a crowd is expected or pending and no recent attempt failed. The caller knows that the
-        server supports no bundles.
+        Connect if a crowd is expected or pending, and if ``AGAIN_S`` have passed since the last attempt or
+        failure. The caller knows that the server supports no bundles.
         """
         expected = self._began_within(self._expected_since_s, AGAIN_S)
         is_crowd = self._pending >= CROWD and self._crowd >= MANY
@@ -169,8 +170,7 @@ class FoolscapOffload:
     @property
     def small_file_capacity(self) -> SmallFileCapacity:
         """
-        Few uploads in the first ``SOON_S`` of connecting, or of waiting for an expected crowd; otherwise
-        counted.
+        ``FEW`` for at most ``SOON_S`` after connecting began or a crowd was expected; otherwise ``COUNTED``.
         """
         begun = self._expected_since_s, self._connecting_since_s
         soon = any(self._began_within(since_s, SOON_S) for since_s in begun)

@@ -55,7 +55,7 @@ this many times the bytes read from one share.
 SLOWEST_BYTES_PER_S = 2000
 """Lowest rate allowed for a request's body: bytes that the kernel accepted may be in flight for long."""
 MAX_SLOT_ANSWER_BYTES = 64 << 20
-"""The maximum size of a response to a read-test-write: servers read at most this much at once."""
+"""Lowest rate allowed for the body of a read-test-write; its timeout grows with the body's size."""
 ANSWER_QUESTION_BYTES = 12
 """Estimated size of a survey's response, for each file with a few shares, without samples."""
 MAX_MESSAGE_BYTES = gbs_cbor_bodies.MAX_ANSWER_BYTES
@@ -210,7 +210,7 @@ class GbsRequests:
         return RawRequest(
             head,
             body,
-            True,  # may be repeated; ``transport.interface`` explains this
+            True,  # idempotent; ``transport.interface`` explains this
             ANSWER_BYTES + EXPECTED_SLOT_SHARES * each,
             self._timeout_s + size / SLOWEST_BYTES_PER_S,
             self.slot_answer_bytes(reads),
@@ -253,7 +253,7 @@ class GbsRequests:
             head,
             (),
             True,
-            # The server sends chunks of 64 KiB or less, each with framing.
+            # The server sends chunks of 64 KiB or less; the framing of each counts, too.
             ANSWER_BYTES + length + length // 2048,
             self._timeout_s,
             MAX_REFUSAL_BYTES if consumer_for is not None else max(length, MAX_REFUSAL_BYTES),
@@ -291,7 +291,7 @@ class GbsRequests:
         return RawRequest(
             head + b"\r\n",
             [piece for piece in body if piece],
-            True,  # may be repeated; ``uploads`` handles changed responses
+            True,  # idempotent; ``uploads`` interprets the response to a repetition
             ANSWER_BYTES + more_bytes,
             self._timeout_s,
             MAX_MESSAGE_BYTES,

@@ -55,7 +55,7 @@ class GbsAnswers:
     The methods are pure functions of status, headers and body. The meaning of a status depends on the
     request. 401 is a wrong swissnum or a wrong upload secret; the response's text distinguishes them. 404 is
     a missing share or an unknown path. 416 and 500 as responses to a write mean that the range is outside of
-    the share.
+    the share, or that the disk has failed.
 
     All methods raise ``ServerError``s that name the server.
 
@@ -224,8 +224,8 @@ class GbsAnswers:
 
     def slot_result(self, answer: RawResponse, reads: Reads, limit_bytes: int) -> SlotResult:
         """
-        Return the result of a read-test-write, after checking that each share has exactly the requested
-        reads.
+        Return the result of a read-test-write, after checking that each share has one piece of data for each
+        requested read.
         """
         from pipegrid.wire import gbs_mutable
 

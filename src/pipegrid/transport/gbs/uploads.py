@@ -61,8 +61,8 @@ class PendingQuestions:
     """
     The unanswered questions to one server, which must be cancelled one by one when the client disconnects.
 
-    Only questions are tracked here. Changes end when their connection ends, or when the operations end that
-    they wait for.
+    Changes that take several requests or use Foolscap are tracked like questions. All other changes end when
+    their connection ends, or when the operations end that they wait for.
 
     Attributes:
         disconnected: whether new questions are refused.
@@ -110,7 +110,7 @@ class GbsContext(NamedTuple):
     The objects and settings that all requests to one server share.
 
     Attributes:
-        endpoints: returns the endpoint for another connection.
+        endpoints: makes an endpoint for each new connection.
         name: the server's name for messages.
         requests: builds requests as bytes.
         answers: interprets responses.
@@ -134,9 +134,9 @@ class GbsUploads:
 
     **Repeated requests.** After a lost connection, requests are sent again. Then "no such upload" may mean
     that the first attempt has completed the share. So the server is asked for its list of shares: if the list
-    has the share, the write has completed it. A server that is just making a share durable may not list it
-    yet, so the query is repeated a few times before the share counts as missing. The same applies to writes
-    whose bytes were released: they fail with ``WriteLost``, and the caller repeats them.
+    has the share, the write has completed it. If a server is just making a share durable, it may be missing
+    from the list. So the query is repeated a few times before the share counts as missing. The same applies
+    to writes whose bytes were released: they fail with ``WriteLost``, and the caller repeats them.
 
     Args:
         bundle_bytes: the largest bundle that the server's announcement offers, or 0; the server's responses
@@ -303,7 +303,8 @@ class GbsUploads:
 
     def takes_question(self, request: RawRequest) -> bool:
         """
-        Return whether a question may use this connection at once: it is up, and no change is unanswered.
+        Return whether a question can use this connection now: it is up, no change is unanswered, and the
+        expected responses have at most ``BEHIND_BYTES`` in total.
         """
         expected_bytes = self._question_bytes + (request.expected_response_bytes or 0)
         return (

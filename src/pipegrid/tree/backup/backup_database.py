@@ -123,8 +123,8 @@ COMMIT_BYTES = 1 << 20
 
 _FORGET_S = 120 * 86400.0
 """
-Records of files that were not met for this long are removed; the files no longer exist, since every file that
-a run meets is checked within 24 days.
+Records of objects whose last check is this long ago are removed: no run meets these objects any longer, since
+a run checks every object that it meets at least every 24 days.
 """
 
 _SCHEMA = """
@@ -287,7 +287,9 @@ class BackupDatabase(KnownObjects):
     # The end.
 
     def finish(self) -> None:
-        """Forget the files that were not met for a long time; called after a successful run."""
+        """
+        Remove the records of objects whose last check is ``_FORGET_S`` ago; called when everything is stored.
+        """
         before = (self._now() - _FORGET_S,)
         old = "(SELECT cap FROM objects WHERE checked < ?)"
         self._write(f"DELETE FROM files WHERE cap IN {old}", before)
@@ -296,8 +298,8 @@ class BackupDatabase(KnownObjects):
 
     def succeeded(self) -> None:
         """
-        Remove the objects that this run sent from the prune candidates, unless the database has gaps; called
-        when the run is in the catalogue.
+        Remove the objects that this run sent from the prune candidates, unless some records could not be
+        written to the database; called when the run is in the catalogue.
         """
         self._commit()
         if self._sent is not None and not (self._broken or self._read_only):
@@ -426,7 +428,7 @@ class BackupDatabase(KnownObjects):
 
     def _note_failure(self, error: sqlite3.DatabaseError) -> None:
         if not isinstance(error, sqlite3.OperationalError):
-            self._broken = True  # the next run reads and stores files without a record again
+            self._broken = True  # the next run again reads and stores files that have no record
         elif not self._read_only:  # the disk is full; the database itself is intact
             self._read_only = True
             self._say(

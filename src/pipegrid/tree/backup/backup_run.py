@@ -88,8 +88,8 @@ class BackupOptions(NamedTuple):
         archives: the cap of a mutable directory, and the names of a path below it, which need not exist yet.
             The run is also listed there, in the layout of Tahoe-LAFS's ``backup``. None: only in the
             catalogue.
-        name_was_chosen: whether the user chose the name; then other runs of this name may be of another
-            directory or machine.
+        name_was_chosen: whether the user chose the name; if so, other runs of this name are allowed to be of
+            another directory or machine.
         tags: the tags of the run; ``Retention.tags`` may keep the run because of them.
     """
 
@@ -180,7 +180,7 @@ class RunUpload:
 
     async def _with_owners(self, result: TreeResult, links: HardLinks) -> TreeResult:
         """
-        Return the result with the owners' names in the metadata of the root; report names that are not
+        Return the result with the owners' names in the metadata of the root; report how many names are not
         stored.
         """
         names, more = await self._grid.workers.run(result.owners.stored)
@@ -255,7 +255,8 @@ def check_owner(runs: Iterable[BackupRun], name: str, root: str, machine: Machin
     """
     Check that this machine may add runs of this source to the series with this name.
 
-    A machine with a run in the series may continue it: it started the series, or its user asked for it.
+    A machine with a run in the series may continue the series: this machine started the series, or its user
+    has asked to join it.
 
     Args:
         runs: all listed runs.
@@ -273,9 +274,9 @@ def check_owner(runs: Iterable[BackupRun], name: str, root: str, machine: Machin
         raise _taken(name, f"{newest.directory or 'a directory'} on {named}another machine", root)
     noted = [run for run in ours if run.directory]
     other = max(noted, key=lambda run: run.time).directory if noted else root
-    if other == printable(root) or not still_exists(other):  # it was moved or removed
+    if other == printable(root) or not still_exists(other):  # the directory was moved or removed
         return
-    with suppress(OSError, ValueError):  # it names several directories, or is no path
+    with suppress(OSError, ValueError):  # ``other`` names several directories, or is no path
         if os.path.samefile(other, root):
             return
     raise _taken(name, other, root)
@@ -397,7 +398,8 @@ class Backups:
             with closing(storing.database):
                 noted, counts, listed = await self._store(noted, name, machine, storing, options)
                 storing.database.finish()
-                # Some shares may be stored of an object that was left out, or that changed before a retry.
+                # If an object was left out, or changed before a retry, servers may have shares that no record
+                # lists.
                 if not (listed.problems or counts.left_out or counts.second_tries):
                     storing.database.succeeded()
         assert noted.cap is not None
@@ -413,7 +415,10 @@ class Backups:
     async def _checked_name(
         self, name: str, noted: CatalogueState, root: str, machine: Machine, options: BackupOptions
     ) -> str:
-        """Return the name as it is listed, if it is allowed and belongs to this source."""
+        """
+        Return the name as it is listed. Raise UsageError if it is not allowed or, unless the user has chosen
+        it, belongs to another machine or source.
+        """
         name = check_name(name, noted.runs)
         if not options.name_was_chosen:
             check_owner(await self._listed(noted), name, root, machine)
@@ -427,7 +432,10 @@ class Backups:
         storing: RunUpload,
         options: BackupOptions,
     ) -> tuple[CatalogueState, TreeCounts, ListedRun]:
-        """Store the source, and list the run; also return the catalogue as it was remembered before that."""
+        """
+        Store the source, and list the run. Return the catalogue as it was before this run was added, the
+        counts, and the listed run.
+        """
         # The records of earlier runs are only valid for the grid that has the remembered list.
         believed = noted.content is not None
         if not believed:

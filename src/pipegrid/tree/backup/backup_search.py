@@ -46,8 +46,8 @@ class SearchedNames(NamedTuple):
 
     def fits(self, mtime_ns: int | None) -> bool:
         """
-        Return whether a modification time is within the limits; an unknown time only is if there are no
-        limits.
+        Return whether a modification time is within the limits. An unknown time is within them only if no
+        limit is set.
         """
         if mtime_ns is None:
             return self.newer_ns is None and self.older_ns is None
@@ -59,7 +59,7 @@ class SearchedNames(NamedTuple):
 @attrs.frozen
 class FoundVersion:
     """
-    One version of a file, or a directory, at one path.
+    One version of a file, or all versions of a directory, at one path.
 
     Attributes:
         path: the path from the root of the backup.

@@ -74,7 +74,7 @@ class BackupDirectories:
         Return a walk through the directories.
 
         Args:
-            selection: called with each directory.
+            selection: called with each directory; returns the selection for its walk.
             know, link_id: called with paths relative to ``base``.
             options: the options for the walk of each directory.
         """
@@ -105,7 +105,7 @@ class BackupDirectories:
 
 
 def _root_of(paths: Sequence[str]) -> str:
-    """Return the text that names directories in the catalogue."""
+    """Return the text that names these directories in the catalogue."""
     size, count = 0, 0
     for count, path in enumerate(paths):
         size += len(os.fsencode(path)) + len(BETWEEN)
@@ -120,7 +120,8 @@ def _is_inside(path: str, directory: str) -> bool:
 
 def still_exists(root: str) -> bool:
     """
-    Return whether at least one directory that the catalogue names ``root`` exists; for a stream, return True.
+    Return whether at least one of the directories that the text ``root`` of the catalogue names exists; for a
+    stream, return True.
     """
     if not root.startswith("/"):
         return True  # the output of a program

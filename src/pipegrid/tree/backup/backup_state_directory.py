@@ -45,7 +45,7 @@ def this_machine(directory: Path, keep: bool = True) -> Machine:
 
     Args:
         directory: the state directory of backups, which exists.
-        keep: whether a new random id is written there.
+        keep: whether a new random id is written to ``directory``.
 
     Raises:
         OSError: a new id could not be written.
@@ -123,8 +123,8 @@ def _copy(old: Path, new: Path) -> None:
     Copy the directory to another file system. The copy gets its name only when it is complete, and is synced
     when this returns, so the caller can remove the original.
 
-    An incomplete copy has a fixed name, so one that a killed process has left is removed; the caller holds
-    the lock.
+    The copy has a fixed name while it is incomplete, so the incomplete copy of a killed process is found and
+    removed. The caller holds the lock.
     """
     beside = new.with_name(f".{new.name}{SUFFIX}")
     shutil.rmtree(beside, ignore_errors=True)

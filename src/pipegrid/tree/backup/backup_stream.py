@@ -23,7 +23,7 @@ from pipegrid.tree.tree_upload import FileProgress, TreeCounts, TreeReports, Tre
 from pipegrid.tree.upload_store import KnownObjects
 
 END_S = 2.0
-"""How long a command has to end after SIGTERM before it is killed. The reactor is blocked in this time."""
+"""Seconds that a command has to end after SIGTERM before it is killed. The reactor is blocked meanwhile."""
 
 
 class BackupStream:
@@ -106,7 +106,7 @@ class BackupStream:
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)
             raise SourceError(f"cannot run {program}: {why}") from error
-        # A read of this type can be stopped when the run is cancelled.
+        # A ``BufferedReader`` can be stopped in a read when the run is cancelled.
         assert isinstance(process.stdout, io.BufferedReader)
         source: Source | None = None
         try:
@@ -155,7 +155,7 @@ def _status(mode: int, now_s: float) -> os.stat_result:
 
 
 def _wait(call: BlockingCall, process: subprocess.Popen[bytes]) -> int:
-    """Wait until a program that has closed its output ends; return its exit status."""
+    """Wait for the end of a program that has closed its output; return its exit status."""
     while process.poll() is None:
         call.sleep(0.02)
     return process.returncode

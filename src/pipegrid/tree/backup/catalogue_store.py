@@ -46,7 +46,10 @@ class CatalogueChange(NamedTuple):
     removed: frozenset[str] = frozenset()
 
     def done(self, listed: Sequence[BackupRun]) -> ChangedCatalogue:
-        """Return the result of the change, except for its content and version."""
+        """
+        Return the result of the change to a catalogue with these runs; its content is empty, and its version
+        is 0.
+        """
         added = self.placed(listed)
         every = {entry_name(run): run for run in (*listed, *added)}
         runs = sorted(every.values(), key=lambda run: (run.time, run.name))

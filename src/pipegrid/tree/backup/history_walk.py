@@ -50,7 +50,7 @@ class EntrySpan(NamedTuple):
 
 
 HistoryVisit = Callable[[TreePath, Sequence[EntrySpan]], bool]
-"""Called with a path and its entries in the order of states; returns whether to enter directories there."""
+"""Called with a path and its entries in the order of states; returns whether to enter directories at it."""
 
 DirectorySpans = tuple[tuple[int, int, DirectoryCap], ...]
 
@@ -146,7 +146,7 @@ class DirectoryHistory:
         self._end = 0
 
     def add(self, start: int, end: int, entries: Sequence[Entry]) -> None:
-        """Add the version that the states from ``start`` to before ``end`` have."""
+        """Add the version that the states from number ``start`` to ``end`` - 1 have."""
         if start != self._end:
             self._close_all()
         opened = self._open

@@ -167,7 +167,9 @@ class Prune:
         return [Root(CATALOGUE, noted.cap), *unlisted]
 
     def _kept_roots(self) -> list[Root]:
-        """Return the other caps that are kept, and earlier catalogues."""
+        """
+        Return all caps that are kept in addition to the runs; these include the caps of earlier catalogues.
+        """
         earlier = [
             Root(f"an earlier list of backups in {self._place.candidates.catalogues_path}", cap)
             for cap in self._place.candidates.catalogues()
@@ -179,7 +181,10 @@ class Prune:
             sets.reach(index, Purpose.KEPT)
 
     async def _look_again(self, reach: Reachability, sets: ObjectSets, known: set[Root]) -> None:
-        """Mark what was changed or added since it was read, by other machines or by this client."""
+        """
+        Mark as reached what other machines or this client have changed or added since the first reading;
+        repeat this until nothing has changed.
+        """
         for _ in range(LOOKS):
             changed = await reach.mark_changes()
             new = {*self._run_roots(), *self._kept_roots()} - known
@@ -196,7 +201,7 @@ class Prune:
         self, releaser: LeaseReleaser, sets: ObjectSets
     ) -> tuple[Released, list[PipegridError]]:
         """
-        Release the leases of all unreached candidates; those that no server has a lease for are removed.
+        Release the leases of all unreached candidates; remove the candidates for which no server has a lease.
         """
         done = Released()
         problems: dict[str, PipegridError] = {}
@@ -219,7 +224,9 @@ def _found(sets: ObjectSets, without: tuple[str, ...], is_complete: bool) -> Pru
 
 
 def _caps(database: BackupDatabase) -> Iterator[tuple[str, ChkCap]]:
-    """Yield the caps in the database whose objects have shares on servers, each also as text."""
+    """
+    Yield the caps in the database whose objects have shares on servers; each comes as text and as a cap.
+    """
     for text in database.stored_caps():
         try:
             cap = parse_cap(text)

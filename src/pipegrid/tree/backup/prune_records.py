@@ -27,7 +27,7 @@ from pipegrid.tree.backup.catalogue import BackupRun
 
 INDEX_BYTES = 16
 MAX_OBJECTS_BYTES = INDEX_BYTES << 24
-"""If ``candidates`` is this large, no more objects are recorded: years of incomplete runs without a prune."""
+"""If ``candidates`` has this size (after years of failed runs without a prune), it gets no more objects."""
 
 MAX_FORGOTTEN_BYTES = 64 << 20
 _MAX_CATALOGUES_BYTES = 1 << 20
@@ -35,7 +35,7 @@ _MAX_CATALOGUES_BYTES = 1 << 20
 
 class SentObjects:
     """
-    Appends the objects that one run sends to ``candidates``.
+    Appends to the file ``candidates`` the objects that one run sends.
 
     Args:
         path: the path of ``candidates``.

@@ -40,7 +40,7 @@ from pipegrid.tree.walk_order import identity_of
 
 READS_AT_ONCE = 16
 READ_BYTES = 8 << 20
-"""Directories read at the same time have at most this many bytes in total, unless it is a single one."""
+"""Directories read at the same time have at most this many bytes in total; one larger one is read alone."""
 
 _UNREAD_BYTES = 1 << 20
 """The assumed size of a mutable directory, whose real size is not known in advance."""
@@ -59,7 +59,7 @@ CREATE TABLE changeable (cap TEXT PRIMARY KEY, sequence INTEGER, root_hash BLOB,
 
 FORGOTTEN = "a forgotten run"
 CATALOGUE = "the list of backups"
-"""These are names of roots, for messages. Each entry of ``CATALOGUE`` becomes a root named after its run."""
+"""Names of roots, for messages. Each entry of ``CATALOGUE`` becomes a root that is named after its run."""
 
 
 class Purpose(IntEnum):
@@ -96,7 +96,7 @@ class ObjectSets:
         self._base.execute("INSERT OR IGNORE INTO reached VALUES (?, ?)", (storage_index, purpose))
 
     def enter(self, identity: bytes, purpose: Purpose) -> bool:
-        """Return whether a directory must be read for this purpose, and record that it is."""
+        """Return whether a directory must be read for this purpose; if so, record it as read."""
         # A directory that was read for an alias or pin is read again for a forgotten run: its objects become
         # candidates, since the alias may be removed later. Conversely, a directory that was read for a
         # forgotten run is not marked as reached yet.
@@ -267,7 +267,8 @@ class Reachability:
         Record the immutable objects of forgotten runs as candidates.
 
         Returns:
-            whether all directories were read. Directories that are lost do not count, if all servers answer.
+            False if a directory could not be read now but may be read later. A directory that is lost or
+                damaged does not count. (The caller has checked that all servers answer.)
         """
         self._all_read = True
         for cap in caps:
@@ -277,8 +278,8 @@ class Reachability:
 
     async def mark_changes(self) -> bool:
         """
-        Read the mutable directories that have changed again, and mark their objects; return whether any has
-        changed.
+        Find the mutable directories that have changed since they were read; read them again, and mark their
+        objects. Return whether any directory has changed.
 
         Raises:
             CannotReach: a directory cannot be read.

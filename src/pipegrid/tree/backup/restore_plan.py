@@ -34,7 +34,7 @@ MAX_EXTRAS = 1_000_000
 
 RestoreVerdict = Literal["take", "enter", "leave"]
 RestoreStep = Literal["write", "replace", "compare", "blocked"]
-"""``compare``: replace a file of the same size only if it differs. ``blocked``: an entry must be kept."""
+"""``compare``: a file of the right size exists; its content is compared. ``blocked``: an entry is kept."""
 
 InodeIdentity = tuple[int, int]
 MountIdentity = tuple[int, str]
@@ -77,7 +77,8 @@ class RestoreSelection:
 
     def verdict(self, path: TreePath, is_directory: bool, is_within: bool) -> RestoreVerdict:
         """
-        Return whether an entry is restored, only entered because its content may be restored, or left out.
+        Return whether an entry is restored (``take``), is entered only because its content may be restored
+        (``enter``), or is left out (``leave``).
 
         Args:
             is_within: whether the whole directory around the entry is restored.
@@ -114,7 +115,8 @@ class ExtraEntry:
         home: the directory that contains the entry.
         name: the name of the entry in ``home``.
         identity: the device and inode of the entry.
-        is_directory: whether it is a directory, not a link to one; it is removed with all its content.
+        is_directory: whether the entry is a directory, not a link to one; a directory is removed with all its
+            content.
         count: number of files and links that are removed with the entry.
     """
 
@@ -150,8 +152,8 @@ class RestorePlan:
         unreadable: directories of the run that cannot be read, each with the error; if there are any, nothing
             is removed.
         counts: for each step, the number of paths; unchanged paths are not counted.
-        taken: with patterns, the directories that are restored as a whole.
-        wanted: with patterns, the directories that are restored at least in part.
+        taken: the directories that are restored as a whole; empty without include patterns.
+        wanted: the directories that are restored at least in part; empty without include patterns.
     """
 
     __slots__ = ("counts", "extras", "left", "selection", "taken", "unreadable", "wanted")
@@ -167,11 +169,11 @@ class RestorePlan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the patterns include nothing, and the whole run could be read."""
+        """Whether include patterns were given but nothing is restored, though the whole run could be read."""
         return self.selection.is_partial and not self.wanted and not self.unreadable
 
     def wants(self, path: TreePath, is_directory: bool) -> bool:
-        """Return whether an entry is restored; ``TreeGetOptions`` calls this."""
+        """Return whether an entry is restored, at least in part; ``TreeGetOptions`` calls this."""
         if not self.selection.is_partial:
             return not self.selection.excludes(path, is_directory)
         if is_directory:
@@ -381,7 +383,9 @@ class _Planner:
         return how
 
     def _find_extras(self, level: _Level, names: dict[str, str]) -> None:
-        """Record the entries of a local directory, and of those below it, that the run does not have."""
+        """
+        Record the entries that the run does not have in a local directory and in all directories below it.
+        """
         assert level.local is not None
         pending = [(level.local, level.path, level.verdict == "take", names)]
         while pending:
@@ -460,7 +464,7 @@ def _is_known(home: DirectoryFd, entry: os.DirEntry[str], names: dict[str, str])
 
 
 def _local_names(entries: Iterable[Entry]) -> dict[str, str]:
-    """Return the local names of entries, by the names themselves and by their folded forms."""
+    """Return the local names of entries; the keys are the names themselves and their folded forms."""
     found: dict[str, str] = {}
     for entry in entries:
         with suppress(SinkError):
@@ -475,7 +479,9 @@ def _folded(name: str) -> str:
 
 
 def _composed(name: str) -> str:
-    """Return a local name in the form that names in a run have, which patterns match."""
+    """
+    Return a local name as a run stores it (normalized, NFC), since patterns are compared with such names.
+    """
     return entry_name(os.fsencode(name))[0]
 
 
@@ -532,7 +538,8 @@ def _inspected(
     selection: RestoreSelection,
 ) -> tuple[int, str]:
     """
-    Return how many files and links a directory contains, and why it is not removed; empty: it can be removed.
+    Return how many files and links a directory contains, and the reason why the directory is not removed; an
+    empty reason: it can be removed.
     """
     count = 0
     pending = [(place, path)]

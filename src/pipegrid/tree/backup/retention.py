@@ -119,14 +119,15 @@ def reasons(
     unknown machine belong to the series of the known machine, if there is exactly one.
 
     Runs without any file must not displace runs with files, since an unmounted disk makes such runs every
-    night. So the rules are applied to all runs, and again to the runs with files. Among the latter, the run
-    with the fewest left-out entries (the newest of several) is also kept: only this run may have what a
-    failing disk has lost.
+    night. So the rules are applied to all runs, and again to the runs with files. Among the runs with files,
+    the one with the fewest left-out entries (the newest of several) is also kept: it may be the only run with
+    the files that a failing disk has lost.
 
     Args:
         now: the time (UTC) of the current run. Runs with later times, from a wrong clock, are kept, and do
-            not count for any rule: otherwise they would displace new runs.
-        machine: the machine of the current run. Runs of other machines are kept.
+            not count for any rule: otherwise they would displace new runs. None: no time is in the future.
+        machine: the machine of the current run. Runs of other machines are kept. None: runs of all machines
+            can be forgotten.
     """
     why: dict[BackupRun, dict[str, None]] = {run: {} for run in runs}
 
@@ -161,7 +162,7 @@ def _judge(
     keep(newest_first[:1], "the newest")
     with_files = [run for run in newest_first if run.files]
     if with_files:
-        # ``min`` returns the first of several, which is the newest.
+        # If several runs have the minimum, ``min`` returns the first, which is the newest.
         best = min(with_files, key=lambda run: run.left_out)
         keep([best], "least is left out")
     for run in newest_first:

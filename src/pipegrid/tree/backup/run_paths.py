@@ -34,7 +34,7 @@ from pipegrid.tree.backup.run_times import (
 from pipegrid.tree.grid_paths import names_of, parse_here
 
 AHEAD_S = 3600
-"""Seconds by which clocks of a catalogue's machines may differ; runs further ahead have a wrong time."""
+"""Clocks of machines may differ by this many seconds; a run further in the future has a wrong time."""
 
 SHOWN = 8
 """The maximum number of names or runs that a message lists."""
@@ -169,8 +169,8 @@ def choose_run(
     """
     Return the run that was the newest at a time.
 
-    If no time or ``latest`` is given, runs with a time in the future are left out, unless there are no
-    others.
+    If ``at`` is None or ``latest``, runs with a time in the future are left out, unless the backup has no
+    other runs.
 
     Args:
         name: the name of the backup; None, if the catalogue has only one.

@@ -60,7 +60,10 @@ def is_latest(text: str) -> bool:
 
 
 def looks_like_run(name: str) -> bool:
-    """Return whether a name could be mistaken for ``NAME@TIME``, or for the part of it before a colon."""
+    """
+    Return whether a name could be mistaken for ``NAME@TIME``, or for the start of such a text up to a colon
+    in its time.
+    """
     for found in re.finditer("@", name):
         time = _TIME.match(name, found.end())
         if found.start() and time and (time.end() == len(name) or time["date"]):
@@ -123,7 +126,10 @@ def run_time_text(at: datetime, zone: tzinfo | None = None) -> str:
 
 
 def _written(found: re.Match[str], zone: tzinfo | None) -> TimeSpan:
-    """Return the span of a date, of a minute, or of a second."""
+    """
+    Return the span of a time that begins with a date: one second, one minute or one day, as far as it is
+    given.
+    """
     minute, second, offset = found["minute"], found["second"], found["zone"]
     start = datetime.fromisoformat(f"{found['date']}T{minute or '00:00'}:{second or '00'}")
     length = (
@@ -148,7 +154,9 @@ def _span(start: datetime, length: timedelta, zone: tzinfo | None) -> TimeSpan:
 
 
 def _instants(local: datetime, zone: tzinfo | None) -> list[datetime]:
-    """Return the instants that a local time may mean; they differ where clocks are changed."""
+    """
+    Return the instants that a local time may mean; these differ for times around a change of the clocks.
+    """
     both = (local.replace(fold=fold, tzinfo=zone) for fold in (0, 1))
     return [each.astimezone(timezone.utc) for each in both]
 
