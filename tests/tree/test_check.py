@@ -12,7 +12,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, UnknownCap
 from pipegrid.core.packed_directory import PackedChild, pack_immutable
-from pipegrid.transfer.results import CheckResult, RepairResult
+from pipegrid.transfer.results import CheckResult, RenewResult, RepairResult
 from pipegrid.transfer.upkeep import SampledUpkeep, UpkeepOutcome, UpkeepRequest
 from pipegrid.transfer.verification_rotation import CIRCLE, VerifiedPart, width_of
 from pipegrid.tree.tree_check import FirstMet, TreeSummary, check_tree, check_trees
@@ -107,6 +107,13 @@ class CheckTreeTests(BudgetTestCase):
         running.append(checking)
         with self.assertRaises(CancelledError):
             self.world.run(checking)
+
+    def test_renewing_alone(self) -> None:
+        """Nothing is verified where leases alone are to be renewed, whatever else is asked for."""
+        self.store(1, 2)
+        summary, _ = self.check(renew=True, verify=True)
+        self.assertEqual({type(each) for each in self.ended.values()}, {RenewResult})
+        self.assertEqual(summary.leaseless, 0)
 
     def test_hundreds_of_files_in_a_hundred_directories(self) -> None:
         """Reading and checking overlap: root, directories, files, where one by one takes 401 and more."""

@@ -240,8 +240,7 @@ class UpkeepRequest:
         verify: read all shares and check every byte of them.
         add_lease: add or renew leases on the good shares.
         repair: repair objects that are not healthy; with ``verify`` also objects with damaged copies.
-        renew: only renew leases, on all servers. The other options must be False: with ``verify``, immutable
-            objects are handled as if ``renew`` were False.
+        renew: only renew leases, on all servers; the other options have no effect.
         force: with ``repair``: repair mutable objects even if that destroys a version; see ``Grid.repair``.
     """
 
@@ -253,7 +252,7 @@ class UpkeepRequest:
 
     def verifies(self, cap: ChkCap | ChkVerifierCap | MutableCap) -> bool:
         """Return whether all shares of an object are read."""
-        return self.verify
+        return self.verify and not self.renew
 
     def note_verified(self) -> None:
         """Record that all shares of one object were read."""
@@ -274,7 +273,7 @@ class SampledUpkeep(UpkeepRequest):
     part: VerifiedPart
 
     def verifies(self, cap: ChkCap | ChkVerifierCap | MutableCap) -> bool:
-        return self.verify and self.part.has(cap.storage_index)
+        return super().verifies(cap) and self.part.has(cap.storage_index)
 
     def note_verified(self) -> None:
         self.part.verified += 1
