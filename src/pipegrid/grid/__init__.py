@@ -7,7 +7,7 @@ grid.
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # as in ``typing``, whose import is slow
+TYPE_CHECKING = False  # copied from ``typing``, which is slow to import
 if TYPE_CHECKING:
     from typing import Any
 

@@ -1,9 +1,9 @@
 """
 Small JSON files in which a client's processes leave hints for the client's later processes.
 
-The hints say which servers took bundles of small shares, and where recent files were placed. A server that no
-longer takes bundles refuses the first one, and then gets ordinary requests. If a file cannot be used, the
-client continues without it.
+The hints say which servers took bundles of small shares, and how many puts must first ask for existing
+shares. A server that no longer takes bundles refuses the first one, and then gets ordinary requests. If a
+file cannot be used, the client continues without it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipegrid.transfer.put.ask_first_policy import AskFirst, PlacementHistory
 LIMITS_NAME = "bundle_limits.json"
 FOUND_NAME = "found_elsewhere.json"
 MAX_SERVERS = 1000
-"""Most servers that are remembered; if there are more, the earliest recorded ones are forgotten."""
+"""Maximum number of remembered servers; if there are more, the earliest recorded ones are forgotten."""
 
 _MAX_BYTES = 256 << 10
 _MAX_BUNDLE_BYTES = 1 << 30
@@ -37,7 +37,7 @@ class BundleLimits:
     time of 100 ms (measured).
 
     Args:
-        directories: where to look for the file; only the first is written. If empty, nothing is saved.
+        directories: the first contains the file. If empty, nothing is read or saved.
     """
 
     def __init__(self, directories: Sequence[Path]) -> None:
@@ -64,7 +64,7 @@ class BundleLimits:
 
     def note_at_end(self, server_id: str, bundle_bytes: Callable[[], int]) -> None:
         """
-        Make ``save`` call a function, and record the bundle length of the server that the function returns.
+        Make ``save`` call a function that returns the bundle length of a server, and record this length.
         """
         self._offers.append((server_id, bundle_bytes))
 
@@ -85,7 +85,7 @@ def open_placement_history(policy: AskFirst, directories: Sequence[Path]) -> Pla
     Return the placement history, which saves its own changes.
 
     Args:
-        directories: where to look for the file; only the first is written. If empty, nothing is saved.
+        directories: the first contains the file. If empty, nothing is read or saved.
     """
     if not directories:
         return PlacementHistory(policy)

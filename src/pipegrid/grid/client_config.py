@@ -82,7 +82,7 @@ def parse_kept(text: str) -> int:
 # the same meaning have the same name:
 #
 #     pipegrid.cfg              [client] shares.needed, shares.total, shares.happy, segment_size,
-#                               peers.preferred, force_foolscap, foolscap_beside, mutable.format
+#                               peers.preferred, force_foolscap, foolscap_beside, mutable.format, ask_first
 #                               [local] directory, servers, durability, keep_unfinished; [node] nickname
 #                               [grid_managers] names and public keys
 #     private/convergence       the convergence secret, base32
@@ -102,7 +102,7 @@ DURABILITIES: dict[str, Policy] = {"none": "none", "batch": "batch", "strict": "
 SECRET_BYTES = 32
 _SEGMENT_SIZE_OF_TAHOE = "shares._max_immutable_segment_size_for_testing"
 _MAX_SECRET_BYTES = 64 << 10
-"""The largest file with a secret; a convergence secret may have any length up to this."""
+"""The largest file with a secret; a convergence secret can have any length up to this."""
 
 
 class LocalGrid(NamedTuple):
@@ -145,8 +145,8 @@ class GridConfig:
             no bundles over HTTPS. Tahoe-LAFS does not have this setting.
         mutable_format: the format of new mutable files and directories, ``sdmf`` or ``mdmf``.
         managers: grid managers. If there are any, only servers with a valid certificate get shares.
-        ask_first: whether puts ask for existing shares before they send any. Tahoe-LAFS does not have this
-            setting.
+        ask_first: when puts ask for existing shares before they send shares: ``auto``, ``always`` or
+            ``never``. Tahoe-LAFS does not have this setting.
         connections: how connections may be made.
         server_connections: how connections may be made to servers with a setting of their own, by server id.
     """
@@ -194,7 +194,8 @@ def load(
 
     Args:
         offline: the caller will not connect to any server, so connection settings are not checked.
-        follows_blacklist: see ``tahoe_settings_check.checked_config``.
+        follows_blacklist: the caller blocks the files that ``access.blacklist`` names (see
+            ``checked_config``).
 
     Raises:
         UsageError: the directory is not a client's, or a setting is not valid; the text names file and
@@ -245,9 +246,9 @@ def load(
 
 def connections_of(directory: Path) -> tuple[ConnectionPolicy, dict[str, dict[str, str]]]:
     """
-    Return how a directory permits connections, and its connection settings, by section and name.
+    Return the connection policy of a directory, and its connection settings by section and name.
 
-    A directory that is not configured has no such settings.
+    A directory that is not configured has no connection settings.
 
     Raises:
         UsageError: the settings cannot be read, or are refused.

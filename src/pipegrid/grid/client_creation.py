@@ -125,7 +125,7 @@ class ClientPreferences:
         mutable_format: the format of new mutable files and directories.
         managers: the trusted grid managers.
         node: further settings of ``[node]``, such as ``tub.port`` of a server in the same directory.
-        announce: announce the server in the same directory to the introducers whenever it starts.
+        announce: whether a server in the same directory is announced to the introducers when it starts.
         connections: further settings by section, such as ``[tor]``.
     """
 
@@ -155,7 +155,8 @@ def create_client(
     ``create_local``.
 
     Args:
-        files: the content of files in the directory, by name, such as ``private/servers.yaml``.
+        files: the content of files to create in the directory, by name, such as ``private/servers.yaml``;
+            None: no files.
         moved: called with the new path of an automatic grid that is moved aside; None: an automatic grid is
             an error.
     """
@@ -208,7 +209,7 @@ def create_like_tahoe(
             f"{node} is not a Tahoe-LAFS node's directory: it has no {TAHOE_CONFIG_NAME}; name one that has"
         )
     theirs = load(node)
-    load_static_servers(node)  # raises errors of which ``load`` only warns
+    load_static_servers(node)  # raises the errors of which ``load`` only warns
     load_introducers(node)
     files = {
         "private/convergence": base32.encode(theirs.convergence) + "\n",
@@ -300,7 +301,7 @@ def change(
 
 
 def known_servers(config: GridConfig) -> int | None:
-    """Return how many servers a client has; None if none are listed, or if introducers may name more."""
+    """Return how many servers a client has; None if it knows none, or if introducers may name more."""
     if config.introducers.addresses:
         return None
     return len(config.static.servers) + (config.local.servers if config.local else 0) or None
@@ -459,6 +460,9 @@ def move_aside(directory: Path) -> Path:
 
 
 def _is_there(path: Path) -> bool:
-    """Return whether a file exists, and remove the second name that an interrupted write may have left."""
+    """
+    Return whether a file exists. If an interrupted write has left the file's hidden name as well, remove this
+    name.
+    """
     remove_stale_link(str(path))
     return path.exists()

@@ -76,7 +76,7 @@ def cache_directory() -> Path:
 
 def state_directory() -> Path:
     """
-    Return the directory for state that must not be lost and may not be written in a Tahoe-LAFS node's
+    Return the directory for state that must not be lost and must not be written into a Tahoe-LAFS node's
     directory; raises the errors of ``default_directory``.
     """
     return _users("XDG_DATA_HOME", ".local/share") / "pipegrid-nodes"

@@ -121,7 +121,7 @@ def started(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], Deferred[T]]:
     """
-    Decorate a coroutine method so that a call starts it with the ``_start`` of its object and returns a
+    Decorate a coroutine method so that a call passes the coroutine to the object's ``_start``, and returns a
     Deferred.
     """
     notify_deferred(method)
@@ -187,7 +187,7 @@ class FileGrid:
         states = () if config.state is None else (config.state,)
         self._storing = StoringLock((*states, *config.caches) if config.caches else (), reactor)
         self._running: set[Deferred[Any]] = set()
-        self._beginning = 0  # operations whose coroutine has not waited yet
+        self._beginning = 0  # how many operations are in their first step
         self._closed = False
         self._left = False
         self._closing: Waiters[None] = Waiters()
@@ -272,7 +272,7 @@ class FileGrid:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences for the user about servers and introducers that are skipped or unreachable."""
+        """Sentences for the user, for example about skipped or unreachable servers and introducers."""
         return (*self._warnings(), *self._means.shortfall.sentences())
 
     def add_warning(self, sentence: str) -> None:
@@ -320,7 +320,7 @@ class FileGrid:
 
     @property
     def _small_file_capacity(self) -> SmallFileCapacity:
-        """How many small files all servers can take at the same time: the lowest known capacity."""
+        """How many small files all servers can take at the same time: the lowest capacity of a server."""
         return min(
             (peer.server.small_file_capacity for peer in self._peers), default=SmallFileCapacity.ANY
         )
@@ -338,7 +338,7 @@ class FileGrid:
         """
         Ask every server for its status; the status of an unreachable server has the reason.
 
-        If the grid was opened with ``wait_for``, first wait for that number of servers, at most one minute.
+        First wait for introducers, and at most one minute for the number of servers in ``wait_for``.
         """
 
         await self._readiness.up_or_late()
@@ -447,7 +447,7 @@ class FileGrid:
         running = start_cancellable(work, self._reactor)
         self._beginning -= 1
         self._running.add(running)
-        if self._closed:  # the operation's first step may have closed the grid
+        if self._closed:  # the operation's first step may have called ``close``
             running.cancel()
 
         def ended(result: Any) -> Any:
@@ -464,10 +464,10 @@ class FileGrid:
 # Modules that only one kind of transfer needs are imported when the first transfer of that kind begins.
 
 _COUNTED_BYTES = 64 << 10
-"""Files above this size let others start while their bytes are acknowledged; smaller ones, when they end."""
+"""Files above this size let others start as their bytes are acknowledged; smaller ones, when the put ends."""
 
 NOTES_NAME = "unfinished"
-"""The directory of unfinished uploads, in the client's state directory."""
+"""The directory with the random keys of interrupted puts, in the first of the client's cache directories."""
 
 
 class StoringGrid(FileGrid):
@@ -501,7 +501,7 @@ class StoringGrid(FileGrid):
                 several segments is interrupted, the next put of this path with a random key resumes it.
             progress: called with acknowledged and total bytes of shares; existing shares count as
                 acknowledged.
-            found: called with the bytes of existing shares, and the total.
+            found: called with the bytes of existing shares, and of all shares.
             hashing: called with the bytes hashed so far, for the key, and the file's size; not called for a
                 file that is read with one call.
             cap_known: called with the cap as soon as the file is encoded. The file is not stored then, and
@@ -619,7 +619,7 @@ class StoringGrid(FileGrid):
                 if progress is not None:
                     progress(number, done, total)
 
-            # A small file reports no progress: all its bytes count when it ends.
+            # Unless the caller wants it, a small file reports no progress: its bytes count when the put ends.
             size = sizes[number]
             counted = progress is not None or size is None or size > _COUNTED_BYTES
             reports = _numbered(number, report if counted else None, found, hashing)
@@ -785,7 +785,10 @@ class FetchingGrid(FileGrid):
         asks_lists: bool,
         traffic: Traffic | None,
     ) -> GetResult:
-        """Fetch a range. If too few shares are found, try once more if introducers name further servers."""
+        """
+        Fetch a range. If too few shares are found, nothing was delivered yet, and introducers name further
+        servers, try once more.
+        """
         from pipegrid.transfer.get.download import Download
         from pipegrid.transfer.get.share_downloads import DownloadRequest
 
@@ -1031,7 +1034,7 @@ class KeepingGrid(FileGrid):
     @started
     async def lease_releaser(self) -> LeaseReleaser:
         """
-        Return an object that releases this client's leases early, after asking every server.
+        Ask every server for its time, and return an object that releases this client's leases early.
 
         Raises (through the Deferred):
             ServerError: a server does not answer.
@@ -1191,7 +1194,7 @@ class ChangingGrid(FileGrid):
 
         Args:
             function: returns new bytes for old bytes. It may be called several times, even with content that
-                already has its change. If it raises an error, the call fails with this error, and nothing is
+                it has changed already. If it raises an error, the call fails with this error, and nothing is
                 written.
             merge: returns one content for several versions with the same sequence number; by default the
                 version with the highest root hash is used.
@@ -1221,8 +1224,8 @@ class ChangingGrid(FileGrid):
 
     def known_content(self, cap: str | Cap) -> bytes | None:
         """
-        Return the content of a mutable file, if this process has written it or fetched it with
-        ``look_ahead``.
+        Return the content of a mutable file if this process has written it or fetched it with ``look_ahead``,
+        else None.
 
         Another client may have changed the file meanwhile; the next ``modify`` notices that. No server is
         queried.

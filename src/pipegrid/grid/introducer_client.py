@@ -39,7 +39,7 @@ from pipegrid.wire.introducer_protocol import (
 )
 
 MAX_WARNINGS = 20
-"""The most warnings about one introducer's announcements; further ones are only counted."""
+"""The most warnings about one introducer's announcements; a last one says that more are skipped."""
 
 
 @attrs.frozen
@@ -51,7 +51,7 @@ class IntroducerStatus:
         name: the introducer's name in the user's file.
         address: the address in the introducer's fURL.
         connected: whether the client is connected and subscribed now.
-        reason: why the client is not connected.
+        reason: why the client is not connected; None if it is.
         servers: how many servers the introducer has announced since the grid was opened.
     """
 
@@ -68,10 +68,10 @@ class IntroducerCallbacks:
     The functions that the client of an introducer calls.
 
     Attributes:
-        on_announcement: called with every new announcement.
-        warn: called with a sentence for every skipped announcement.
-        verdict: called when the introducer's state changes: the introducer responded or failed, or its
-            connection was lost.
+        on_announcement: called with every new announcement of a storage server.
+        warn: called with a sentence for each skipped announcement, up to ``MAX_WARNINGS``.
+        verdict: called when the introducer's state changes (it responded or failed, or its connection was
+            lost), and after each message with announcements.
     """
 
     on_announcement: Callable[[Announcement], None]
@@ -127,7 +127,9 @@ class IntroducerClient:
 
     @property
     def status(self) -> IntroducerStatus:
-        """Whether the client is connected, if not why, and how many servers the introducer announced."""
+        """
+        Whether the client is connected, or else why not; and how many servers the introducer has announced.
+        """
         return IntroducerStatus(
             self.address.name,
             self.address.furl.address,
@@ -142,7 +144,10 @@ class IntroducerClient:
         return len(self._counted) >= self._most_servers
 
     def remember(self, announcement: Announcement) -> bool:
-        """Accept a cached announcement from an earlier run; returns whether it is new."""
+        """
+        Accept a cached announcement from an earlier run, unless the client ``is_full``; returns whether it is
+        new.
+        """
         if self.is_full and announcement.server_id not in self._counted:
             return False
         self._counted.add(announcement.server_id)
@@ -197,7 +202,8 @@ class IntroducerClient:
         Record an announcement; returns whether it is new and of a storage server.
 
         Raises:
-            ValueError: the announcement is not valid, or the introducer has too many servers.
+            ValueError: the announcement is not valid, or the client keeps no further servers of the
+                introducer.
         """
         server_id = announcement.server_id
         is_storage = announcement.fields.get("service-name") == STORAGE

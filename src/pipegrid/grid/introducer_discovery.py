@@ -4,7 +4,7 @@ Finds servers through introducers while the grid runs, and caches each introduce
 With the cache, the grid is usable at once, and while introducers are down. A restarted introducer knows no
 servers until they announce themselves again, some only after an hour; so a server that is no longer announced
 stays in the cache for a day. An operation starts as soon as enough servers are known. If the cache has too
-few, the operation waits until each introducer has responded or failed.
+few, the operation waits, at most 15 s, until each introducer has responded or failed.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _announcement(entry: Any) -> Announcement | None:
 
 def write_cache(path: Path, announcements: Iterable[Announcement]) -> None:
     """
-    Replace a cache file atomically. Server addresses are secrets, so only the owner may read the file.
+    Replace a cache file atomically. Other users cannot read it, since server addresses are secrets.
 
     Raises:
         OSError: the file cannot be written.
@@ -121,12 +121,12 @@ def write_cache(path: Path, announcements: Iterable[Announcement]) -> None:
 PATIENCE_S = 15.0
 """The longest wait of an operation for introducers if too few servers are cached."""
 GRACE_S = 2.0
-"""How long an operation waits after all introducers responded or failed: servers may still announce."""
+"""How long to wait for announcements after all introducers responded or failed, unless all failed."""
 FORGET_AFTER_S = 24 * 3600.0
 """How long a server stays cached although its introducer responds and no longer announces it."""
 _WRITE_AFTER_S = 1.0
 _WRITE_AGAIN_AFTER_S = 30.0
-"""Shortest time between writes of the caches, which replace whole files: announcements may never end."""
+"""Shortest time between writes of the caches: each write replaces whole files, and news may never end."""
 
 log = Logger()
 
@@ -155,10 +155,9 @@ class Discovery:
 
     Args:
         connect: makes connections: a tub's ``getReference``.
-        found: called with every server, and again when its address changes.
+        found: called with every server, and again when its announcement changes.
         warn: called with a sentence for each skipped announcement, unreachable introducer, and cache that
             cannot be used.
-        now: returns the current time, which is stored in the cache.
     """
 
     def __init__(
@@ -216,7 +215,7 @@ class Discovery:
             client.start()
 
     def stop(self) -> None:
-        """Unsubscribe and write the caches."""
+        """Unsubscribe, and write the caches if announcements were received since the last write."""
         if self._writing.is_set:
             self._writing.stop()
             self._write()
@@ -227,8 +226,8 @@ class Discovery:
 
     async def wait(self, enough: Callable[[], bool] = lambda: False) -> None:
         """
-        Return when there are enough servers, when introducers are unlikely to announce more, or after the
-        time limit.
+        Return when there are enough servers, when introducers are unlikely to announce more, or after
+        ``PATIENCE_S``.
         """
         deadline = self._clock.seconds() + PATIENCE_S
         settled = False
@@ -243,7 +242,7 @@ class Discovery:
             await timeout_or(self._waiting.wait(), left_s, self._clock)
 
     async def wait_settled(self) -> None:
-        """Return when every introducer has responded or failed, or the time limit has passed."""
+        """Return when every introducer has responded or failed, or after ``PATIENCE_S``."""
         deadline = self._clock.seconds() + PATIENCE_S
         while not self.settled and (left_s := deadline - self._clock.seconds()) > 0:
             await timeout_or(self._waiting.wait(), left_s, self._clock)
@@ -309,8 +308,8 @@ class Discovery:
 
     def _worth_keeping(self, client: IntroducerClient) -> list[Announcement]:
         """
-        Return the servers of an introducer to cache: the announced ones, and those that it may announce
-        again.
+        Return the announcements of an introducer to cache: of the servers that it announces, and of those
+        that it stopped announcing less than ``FORGET_AFTER_S`` ago.
         """
         now_s = self._now()
         known = self._records.announcements

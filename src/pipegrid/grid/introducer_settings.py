@@ -119,7 +119,8 @@ def keep(
     Write the settings of a new directory, so that the introducer has the same address at its next start.
 
     Args:
-        port, status: the endpoints of the introducer and of its status page, as the user gave them.
+        port, status: the endpoints of the introducer and of its status page, as the user gave them;
+            ``status`` is None without a page.
         listening: the address on which the introducer listens.
         hints: where clients find the introducer.
 
@@ -144,7 +145,7 @@ def keep(
 
 def _check_privacy(parser: SettingsFile) -> None:
     """
-    Check the privacy settings that an introducer cannot follow.
+    Check that each privacy setting that an introducer cannot follow has a permitted value.
 
     Raises:
         RefusedSetting: one of these settings has a value that is not permitted.
@@ -171,7 +172,7 @@ def _port(directory: Path, parser: SettingsFile) -> str | None:
 
 def configured_port(parser: SettingsFile, node: str) -> str:
     """
-    Return ``tub.port``; empty: Tahoe-LAFS has chosen a port (``detected_port``).
+    Return ``tub.port``; empty if Tahoe-LAFS has chosen a port (see ``detected_port``).
 
     Args:
         node: the kind of node in the directory, for errors.
@@ -187,7 +188,8 @@ def configured_port(parser: SettingsFile, node: str) -> str:
 
 def detected_port(directory: Path) -> str | None:
     """
-    Return the port that Tahoe-LAFS has chosen and written to ``client.port``; None if there is no such file.
+    Return the port that Tahoe-LAFS has chosen and written to ``client.port``; None if the file is missing or
+    empty.
     """
     path = directory / "client.port"
     data = read_bounded(path)
@@ -201,7 +203,7 @@ def is_unsupported(port: str) -> bool:
 
 def configured_location(parser: SettingsFile, node: str) -> str | None:
     """
-    Return ``tub.location``; None: Tahoe-LAFS has detected the addresses (``detected_location``).
+    Return ``tub.location``; None if Tahoe-LAFS has detected the addresses (see ``detected_location``).
 
     Args:
         node: the kind of node in the directory, for errors.
@@ -219,7 +221,9 @@ def configured_location(parser: SettingsFile, node: str) -> str | None:
 
 
 def detected_location(directory: Path, furl_name: str) -> str | None:
-    """Return the addresses that Tahoe-LAFS has detected, from the node's fURL; None if the fURL has none."""
+    """
+    Return the addresses that Tahoe-LAFS has detected, from the node's fURL; None without a fURL or addresses.
+    """
     known = load_furl(directory, furl_name)
     return None if known is None or not known.hints else ",".join(known.hints)
 

@@ -267,7 +267,7 @@ def parse_join_reply(data: bytes) -> JoinReply:
 @attrs.frozen
 class AddReply:
     """
-    The inviter's answer to a server that wants to be added.
+    The inviter's answer to a joiner that asked to add its server.
 
     Attributes:
         added: whether the server was added.

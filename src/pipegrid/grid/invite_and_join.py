@@ -156,7 +156,7 @@ def include_own_server(directory: Path) -> str | None:
     client of a new grid with this server.
 
     Returns:
-        a sentence for the user if something was changed.
+        a sentence for the user if the server was added, or the new grid was made; else None.
 
     Raises:
         UsageError: the directory is neither configured nor a server's.
@@ -338,13 +338,14 @@ def _appear(
 
 def add_servers(directory: Path, servers: Sequence[KnownServer]) -> list[KnownServer]:
     """
-    Add servers to the list of a client's directory; returns the servers that were not listed.
+    Add servers to the list of a client's directory; returns those that were not listed before.
 
     If the encoding parameters are those suggested for the previous number of servers, they become those
     suggested for the new number.
 
     Raises:
-        UsageError: the directory is a Tahoe-LAFS node's, or servers cannot be added to the form of its list.
+        UsageError: the directory is a Tahoe-LAFS node's, or its list has a form to which nothing can be
+            added.
         SinkError: the disk is full.
     """
     before = load(directory)
@@ -370,7 +371,8 @@ def add_servers(directory: Path, servers: Sequence[KnownServer]) -> list[KnownSe
 
 def _keys(servers: Iterable[KnownServer]) -> set[tuple[bytes, str]]:
     """
-    Return the key hash and the secret of each address of the servers; they identify a server in any list.
+    Return the key hash and the secret of each address of the servers. The pair identifies a server in any
+    list.
     """
     found: set[tuple[bytes, str]] = set()
     for each in servers:
@@ -392,7 +394,8 @@ def set_announced(directory: Path, node: Mapping[str, str], announce: bool) -> N
 
     Args:
         node: settings of ``[node]``.
-        announce: announce the server to the directory's introducers whenever it starts.
+        announce: whether the server is announced to the directory's introducers when it starts; False changes
+            nothing.
     """
     path = directory / CONFIG_NAME
     _, parser = read_config(directory)

@@ -2,7 +2,7 @@
 The lock between processes of a client that store, or link what is stored, and a process that releases leases.
 
 A put that finds its file on servers relies on this client's lease of an earlier put. So no process of the
-client may store while another process releases leases. Any number of processes may store at the same time.
+client can store while another process releases leases. Any number of processes can store at the same time.
 
 A process that has stored keeps the shared lock until it ends, since it may still link the stored objects. A
 gateway does not end, so it releases the lock when it has stored and changed nothing for ``IDLE_S``.
@@ -55,14 +55,15 @@ class StoringLock:
 
     def leave_when_idle(self) -> None:
         """
-        Release the lock whenever nothing was stored for ``IDLE_S``; for a process that does not end, such as
-        a gateway.
+        From now on, release the lock when nothing was stored for ``IDLE_S``; for a process that does not end,
+        such as a gateway.
         """
         self._leaves_when_idle = True
 
     async def share(self) -> None:
         """
-        Take the lock as a process that stores. The caller calls ``stored`` when its operation has ended.
+        Take the lock as a process that stores, if the file system has locks. The caller calls ``stored`` when
+        its operation has ended.
 
         Raises:
             UsageError: another process has been releasing leases for ``WAIT_S``.
@@ -75,7 +76,7 @@ class StoringLock:
     async def _share(self, path: Path) -> None:
         try:
             taken = await self._take(path, shared=True)
-        except CannotLock:  # no process can release leases then
+        except CannotLock:  # without locks, no process can release leases
             self._path = None
             return
         except OSError as error:
@@ -83,7 +84,7 @@ class StoringLock:
                 raise SinkError(
                     f"cannot lock {path}: {error.strerror}; nothing was stored: try again"
                 ) from error
-            return  # no process can release leases here now; the next call tries again
+            return  # without the lock, no process can release leases; try again at the next call
         if not taken:
             raise UsageError(
                 "'pipegrid prune' is releasing leases of this client, so nothing can be stored now; try "
@@ -91,7 +92,7 @@ class StoringLock:
             )
 
     def stored(self) -> None:
-        """Note that an operation that has called ``share`` has ended."""
+        """Record that an operation that has called ``share`` has ended."""
         self._using -= 1
         if not self._using and self._leaves_when_idle and self._fd >= 0:
             self._idle_since = self._clock.seconds()
@@ -116,13 +117,14 @@ class StoringLock:
         Take the lock as the process that releases leases; no process can store then.
 
         Raises:
-            UsageError: other processes have been storing for ``WAIT_S``.
+            UsageError: other processes have been storing for ``WAIT_S``, or the client has no directory for
+                the lock.
             SinkError: the file system has no locks, or cannot be written.
         """
         if self._path is None:
             raise UsageError("this client keeps no state, so its leases cannot be released early")
         if not self._using:
-            self.release()  # the lock for what this process has stored before
+            self.release()  # the shared lock, kept after earlier operations of this process
         try:
             taken = await self._take(self._path, shared=False)
         except OSError as error:

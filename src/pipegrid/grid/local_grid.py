@@ -25,7 +25,7 @@ from pipegrid.transport.local_server import LocalServer
 from pipegrid.wire.storage_messages import ServerIdentity
 
 _WINDOW_BYTES = 1 << 20
-"""Storing on a disk has no round trip to hide: one batch is in flight while the next is made."""
+"""The window of a storage directory: a disk has no round trip to hide, so one batch in flight is enough."""
 
 _DISK_THREADS = 4
 
@@ -74,8 +74,8 @@ def open_local(reactor: IReactorFromThreads, grid: LocalGrid) -> OpenLocalGrid:
     """
     Return a server for every storage directory, without creating anything on disk.
 
-    If the storage is inside the client's directory, only the owner may read it, since shares of mutable files
-    contain write enablers.
+    If the storage is inside the client's directory, other users lose access to it, since shares of mutable
+    files contain write enablers.
     """
     workers = Workers(reactor, threads=_DISK_THREADS, waiting_limit=_WAITING_JOBS)
     # All servers share one group commit: the shares of a file become complete at the same time, so one sync
@@ -94,8 +94,8 @@ def open_local(reactor: IReactorFromThreads, grid: LocalGrid) -> OpenLocalGrid:
 
 def _made_private(directory: Path) -> tuple[str, ...]:
     """
-    Make the storage private if it is inside the client's directory; return warnings about other users who may
-    read it.
+    Make the storage private if it is inside the client's directory; return a warning if other users can read
+    it.
     """
     if (directory.parent / CONFIG_NAME).exists():
         why = keep_private(str(directory))

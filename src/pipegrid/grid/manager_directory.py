@@ -298,13 +298,14 @@ def create_manager(directory: Path, manager: GridManager) -> None:
 @contextmanager
 def changing(directory: Path) -> Iterator[GridManager]:
     """
-    Return a context with the grid manager of a directory, which is stored at its end; no other command
-    changes it meanwhile.
+    Return a context that provides the grid manager of a directory, and writes it to the directory at the end.
+    No other command changes the grid manager meanwhile.
 
-    Only the owner can read the file.
+    Only the owner can read the written file.
 
     Raises:
-        UsageError: as for ``load_manager``; or another command is changing the grid manager.
+        UsageError: as for ``load_manager``; another command is changing the grid manager; or the file cannot
+            be written.
         SinkError: the disk is full, and nothing was changed.
     """
     with _locked(directory):
@@ -336,7 +337,7 @@ def _locked(directory: Path) -> Iterator[None]:
     except CannotLock:  # continue without a lock
         pass
     except OSError:
-        load_manager(directory)  # raises a better message
+        load_manager(directory)  # raises an error with a better message
         raise
     try:
         yield
@@ -361,8 +362,8 @@ class IssuedCertificate:
     One of the certificates in a grid manager's directory.
 
     Attributes:
-        number: the position in the order of signing.
-        expires: None if there is a problem.
+        number: the number in the file's name; a removed certificate's number is used again.
+        expires: when the certificate expires; None if there is a problem.
         problem: a sentence about what is wrong with the file, or "".
     """
 

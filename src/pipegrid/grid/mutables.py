@@ -38,7 +38,7 @@ from pipegrid.transfer.results import CheckResult, GetResult, Progress, RenewRes
 from pipegrid.transfer.settings import MutableSettings
 
 KNOWN_NAME = "mutable-files"
-"""The file with the newest versions of mutable files that this client has seen, in its state directory."""
+"""The file that records the newest seen version of each mutable file, in the first cache directory."""
 
 _FORMATS = {"sdmf": Format.SDMF, "mdmf": Format.MDMF}
 
@@ -195,7 +195,9 @@ class Mutables:
         await self.files.look_ahead(cap)
 
     def known_content(self, cap: MutableCap) -> bytes | None:
-        """Return the content of the newest version, if it is in memory; see ``Grid.known_content``."""
+        """
+        Return the content of the newest version if it is in memory, else None; see ``Grid.known_content``.
+        """
         return self.files.known.of(cap.storage_index).content
 
     async def overwrite(self, cap: MutableCap, source: SourceLike) -> WriteResult:

@@ -77,12 +77,12 @@ class ServerDirectory:
 
     Attributes:
         settings: fields of ``ServeSettings`` by name; only those that the directory sets.
-        introducers: the introducers' names (for the log) and fURLs.
+        introducers: the introducers' fURLs, by the names that are used in the log.
         is_tahoe: whether the directory is a Tahoe-LAFS node's.
         warnings: a sentence for each entry that is skipped.
-        announce: whether ``[storage] announce`` is set.
-        tor_control: Tor's control port, if the directory names it.
-        find_control: starts Tor and finds its control port, if the directory's settings say so.
+        announce: whether ``[storage] announce`` is true.
+        tor_control: Tor's control port, if the directory names it, else None.
+        find_control: starts Tor and finds its control port; None if the directory's settings start no Tor.
         detected: the fields that were detected or chosen at an earlier start, instead of set by the user.
     """
 
@@ -156,10 +156,11 @@ class ServerDirectory:
 
 def load(directory: Path) -> ServerDirectory:
     """
-    Return the server's settings in a node's directory; no settings if it is not configured.
+    Return the server's settings in a node's directory; if it is not configured, only its introducers.
 
     Raises:
-        UsageError: it is an introducer's directory, a file cannot be parsed, or a setting cannot be followed.
+        UsageError: the directory is an introducer's, a file cannot be parsed, or a setting cannot be
+            followed.
     """
     for name in (TAC_NAME, f"private/{INTRODUCER_FURL_NAME}"):
         if (directory / name).exists():
@@ -311,7 +312,9 @@ class _Reader:
         return self._parser.get(section, option, fallback="").strip()
 
     def flag(self, option: str, default: bool) -> bool:
-        """Return a setting of ``[storage]`` that is true or false."""
+        """
+        Return a setting of ``[storage]`` that is true or false; ``default`` if the file does not set it.
+        """
         if not self._text(option):
             return default
         try:
@@ -334,8 +337,8 @@ class _Reader:
 
 def parse_size(text: str) -> int:
     """
-    Return a number of bytes from a text that has the meaning of Tahoe-LAFS: ``1G`` and ``1GB`` are 10^9,
-    ``1GiB`` is 2^30.
+    Return the number of bytes in a text with Tahoe-LAFS's units: ``1G`` and ``1GB`` are 10^9, ``1GiB`` is
+    2^30.
 
     Raises:
         ValueError: the text is not a size.

@@ -95,9 +95,10 @@ class ConnectionOptions(NamedTuple):
 
     Attributes:
         policy: the permitted way to each address of the server.
-        throttle: bounds the rate of all bytes to and from all servers.
-        ahead: connections that were opened in advance; one of them may be to this server.
-        bundle_limits: the known bundle lengths of servers whose announcements do not have them.
+        throttle: bounds the rate of all bytes to and from all servers; None: no bound.
+        ahead: connections that were opened in advance; one of them may lead to this server.
+        bundle_limits: the known bundle lengths of servers whose announcements do not have them; None: none is
+            known.
     """
 
     policy: ConnectionPolicy
@@ -217,9 +218,7 @@ def _reachable_furl(
 def _peer_over(
     reactor: IReactorTime, identity: ServerIdentity, routes: Sequence[Route], windows: Windows
 ) -> Peer:
-    """
-    Return a peer that uses the first route; if there are more, it uses HTTPS if that works, else Foolscap.
-    """
+    """Return a peer for the only route, or for several routes: HTTPS if it works, else Foolscap."""
     first = routes[0]
 
     def chosen(route: Route) -> None:

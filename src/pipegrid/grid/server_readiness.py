@@ -68,14 +68,15 @@ class Readiness:
 
     async def wait(self, needed: int, *, all_reported: bool = False, storing: bool = False) -> None:
         """
-        Return when an operation that needs this number of servers may start.
+        Return when enough servers are known for an operation that needs this number, or when introducers are
+        unlikely to announce more.
 
         Args:
             all_reported: all servers are needed, so wait until all introducers have responded or failed.
             storing: count only servers that accept shares.
 
         Raises:
-            UnhappyError: there are no servers, or too few responded.
+            UnhappyError: no server is known, or too few of the servers of ``wait_for`` responded.
         """
         await self._asked_for()
         if self._discovery is None:

@@ -85,8 +85,8 @@ class ServerRegistry:
 
     def found(self, server: KnownServer) -> None:
         """
-        Add a server or change its address; requests that are running at the previous address fail and are
-        sent to other servers.
+        Add a server or change its address, unless the user's file has a server with its id or address.
+        Requests that are running at the previous address fail and are sent to other servers.
         """
         server_id = server.identity.server_id
         before = self._known.get(server_id)
@@ -101,7 +101,7 @@ class ServerRegistry:
         for address in server.addresses:
             if address in self._fixed_at:
                 if self._fixed_at[address].startswith(IDS_OF_ADDRESSES):
-                    return  # same server in the user's file; its id has no other meaning
+                    return  # the user's file lists this server, without its announced id
                 why = same_address(self._fixed_at[address])
                 self._warnings.add(f"server {server.identity.nickname} is skipped: {why}")
                 return

@@ -37,7 +37,7 @@ def _traced(
     def request(self: Any, /, *arguments: P.args, **options: P.kwargs) -> Deferred[T]:
         said = facts(
             *arguments, **options
-        )  # taken before the call, which passes the bytes to the transport
+        )  # taken first, since the call passes the bytes to the transport
         call: Deferred[T] = getattr(self._server, name)(*arguments, **options)
         followed: Deferred[T] = self._tracer.follow(call, name, self.identity.nickname, **said)
         return followed
@@ -135,7 +135,7 @@ class TracedWorkers:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Deferred[T]:
-        """Run a blocking call without recording a span, since it waits instead of using the CPU."""
+        """Run a blocking call without recording a span, since the call waits instead of using the CPU."""
         return self._workers.run_blocking(function, *args, **kwargs)
 
     def stop(self) -> Deferred[None]:

@@ -198,7 +198,8 @@ def servers_of(addresses: Iterable[tuple[str, str]]) -> dict[str, Any]:
 
 def with_servers(data: bytes, entries: Mapping[str, Any], name: str) -> str:
     """
-    Return the text of a ``servers.yaml`` with more entries at its end; the existing text does not change.
+    Return the text of a ``servers.yaml`` with more entries at its end. The existing text does not change,
+    unless it is JSON or lists no server; then the result is JSON.
 
     Args:
         data: the file's bytes; empty for a new file.
@@ -306,8 +307,8 @@ def _server_or_warning(
 
 def same_address(server_id: str) -> str:
     """
-    Return the warning for a second entry of one server, which is skipped: two shares there would be on one
-    disk.
+    Return the warning for a second entry of one server. The entry is skipped, else two shares of a file could
+    be on one disk.
     """
     return f"it has the address of server {server_id[:60]!r}, and is used once"
 

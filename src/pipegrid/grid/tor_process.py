@@ -33,7 +33,7 @@ AGAIN_S = 10.0
 """How long after a failed start no new start is attempted; the error is repeated."""
 
 MAX_DIRECTORIES = 8
-"""How many programs may each run a Tor at the same time in one client's directory."""
+"""Maximum number of programs that each run a Tor at the same time in one client's directory."""
 
 USUAL_NAMES = ("tor", "/usr/sbin/tor", "/usr/bin/tor")
 DIRECTORY_NAME = "tor"
@@ -117,7 +117,7 @@ class LaunchedTor:
 
     async def _start(self, reactor: Any) -> None:
         until_s = reactor.seconds() + START_S
-        self.stop()  # a Tor whose control connection was lost
+        self.stop()  # end a Tor whose control connection was lost
         program = self._program()
         place, lock = self._claim()
         try:

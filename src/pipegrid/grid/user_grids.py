@@ -25,12 +25,12 @@ from pipegrid.grid.strict_config import read_config
 MAX_GRIDS = 100
 _GRID_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}\Z")
 _GRIDS = "grids"
-"""The section of ``pipegrid.cfg``, and the name of the directory next to it that contains further grids."""
+"""A section of ``pipegrid.cfg``; also the directory next to that file that contains further grids."""
 
 
 def grids_of(directory: Path) -> dict[str, Path]:
     """
-    Return the directories of a user's grids, by name.
+    Return the directories of a user's grids, by name; only the first ``MAX_GRIDS``.
 
     Args:
         directory: the client's directory whose ``pipegrid.cfg`` names the grids.

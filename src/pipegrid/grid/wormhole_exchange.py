@@ -125,7 +125,7 @@ class WormholeExchange:
 
     async def use_code(self, code: str) -> None:
         """
-        Meet the end that made a code.
+        Connect to the relay, and enter the code that the other end made.
 
         Raises:
             UsageError: the text is not a code.
@@ -334,7 +334,8 @@ async def invite(
             answer.
 
     Raises:
-        InvitationError: the code has expired, was entered wrongly, or the joiner sends nonsense.
+        InvitationError: the code has expired or was entered wrongly, or the joiner does not answer or sends
+            nonsense.
     """
     exchange.send(abilities_message(INVITER, OURS))
     expired = (

@@ -88,7 +88,7 @@ def load_or_create(directory: Path, tub_id: bytes, has_shares: bool) -> Announce
             seed = base32.decode(text)
         except ValueError:
             raise UsageError(f"{path} does not hold base32; restore it") from None
-        if not seed:  # after a full disk or a crash
+        if not seed:  # emptied by a full disk or a crash
             raise UsageError(
                 f"{path} is empty; restore it, or clients look for shares on other servers"
             )
@@ -170,7 +170,8 @@ def storage_fields(
     Return the fields of a storage server's announcement.
 
     Args:
-        furl: the fURL, which Tahoe-LAFS's clients need even over HTTPS: they derive secrets from its tub id.
+        furl: the fURL, which Tahoe-LAFS's clients need even over HTTPS, since they derive secrets from its
+            tub id; None: left out.
         certificates: certificates of grid managers; clients with grid managers store shares only on certified
             servers.
     """

@@ -14,12 +14,12 @@ from pipegrid.reactor.deferreds import Timer
 
 SLICE_S = 0.0005
 ALONE_S = 0.02
-"""The slice of a connection while no other connection has worked or sent a request for ``ACTIVE_S``."""
+"""The slice if no other connection has worked or sent a request for ``ACTIVE_S``."""
 ACTIVE_S = 0.05
 """
-How long other connections count as active. A client reads and writes over different connections: with 0.25 s
-its own earlier reads limited its puts to slices of half a millisecond, and a hundred small files took a third
-of a round trip longer.
+How long another connection counts as active after it worked or sent a request. A client reads and writes over
+different connections: with 0.25 s the client's own earlier reads limited its puts to slices of half a
+millisecond, and a hundred small files took a third of a round trip longer.
 """
 GAP_S = 0.0002
 """A pause of this length between two pieces of work means that a new turn of the reactor has begun."""
@@ -55,7 +55,7 @@ class QueuedConnection(Protocol):
     A member of a ``FairQueue``.
 
     Attributes:
-        place: the address of the client; connections of one address share its priority.
+        place: the address of the client; connections of one address share one priority.
     """
 
     place: str
@@ -174,7 +174,7 @@ class FairTurns(Generic[M]):
         return now_s
 
     def asked(self) -> None:
-        """Record a request that came over the other protocol."""
+        """Record input of a client that has not shown the secret."""
         self._others_s = self._clock.seconds()
 
     def may_have(self, member: M) -> bool:

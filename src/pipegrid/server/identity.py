@@ -142,7 +142,7 @@ def load_or_create(directory: Path, furl_name: str = FURL_NAME) -> Identity:
         pem = _read_or_make(key, make_pem)
         if furl_name == FURL_NAME:
             swissnum = _read_swissnum(private, known)
-        else:  # the fURL is stored before clients can know it
+        else:  # without a stored fURL, no client knows a secret
             swissnum = new_swissnum() if known is None else known.swissnum
         who = from_pem(pem, swissnum, str(key))
         _check_key(who, str(key))
@@ -320,7 +320,7 @@ def _read_swissnum(private: Path, known: Furl | None) -> str:
 
 def _read_or_make(path: Path, make: Any) -> bytes:
     """Return a file's content; if it is missing, create it atomically."""
-    remove_stale_link(str(path))  # left by a process killed just after creating the file
+    remove_stale_link(str(path))  # a killed process may have left a hidden name
     if not path.exists():
         create_file(path, make())
     return read_file(path)

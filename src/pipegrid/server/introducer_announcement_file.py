@@ -39,7 +39,7 @@ TICK_S = 60.0
 SAVE_AFTER_S = 1.0
 SAVES_APART_S = 30.0
 SAVE_TIMES_S = 600.0
-"""The interval of writing the file even if only times have changed."""
+"""How often the file is written if nothing but times has changed."""
 
 _HERE = "127.0.0.1"
 

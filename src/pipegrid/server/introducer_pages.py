@@ -59,7 +59,7 @@ class IntroducerPages(Collector):
         return MetricsFactory(clock, rendering(self), others)
 
     def announced(self) -> Counter[str]:
-        """Return the number of listed servers of each service."""
+        """Return the number of listed servers, by service."""
         return Counter(each.service for each in self.service.registry)
 
     def as_json(self) -> bytes:

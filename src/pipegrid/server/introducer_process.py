@@ -34,10 +34,10 @@ from pipegrid.wire.banana_receiver import Bounds
 
 DEFAULT_PORT = "tcp:8099"
 MAX_MEMORY_BYTES = 16 << 20
-"""The most memory for messages of all connections that are being received or carried out."""
+"""The most memory, over all connections, for messages that are being received or carried out."""
 
 FREE_BYTES = 1024
-"""Messages up to this size are not counted; all connections together may have 128 MB of them waiting."""
+"""Messages up to this size are not counted; of these, all connections together can hold 128 MB."""
 
 BOUNDS = Bounds(turn_tokens=256)
 """The bounds of a message: a call may take 64 KiB, twice the longest announcement."""
@@ -55,7 +55,8 @@ class IntroducerSettings:
         port: a TCP port, or a Twisted endpoint; several are separated by commas.
         location: ``host:port`` for clients, several separated by commas, also as hints of Foolscap
             (``tcp:host:port``); None: the port's own interface, or the host's name.
-        keeps_location: whether the location is also written to the directory's fURL if that has another.
+        keeps_location: whether an existing fURL file in the directory gets this location; a missing file
+            always does.
         status: a port (on 127.0.0.1) or endpoint for the status pages, or None.
         max_connections: the most connections at a time; the limit of open files may allow less.
         max_per_address: the most connections from one address; None for half of ``max_connections``.
@@ -72,7 +73,7 @@ class IntroducerSettings:
 
 class FoolscapOnly(Factory):
     """
-    Rejects all protocols inside TLS, since an introducer speaks only Foolscap.
+    Rejects connections that begin with TLS, since an introducer speaks only Foolscap, which starts TLS later.
 
     Attributes:
         refused: how many connections were rejected.

@@ -29,11 +29,12 @@ from pipegrid.wire.announcements import MAX_MESSAGE_BYTES, Announcement, Signed,
 #   at most seven eighths of the space, and those first announced from one address at most half of that, so
 #   that there is always space for new servers.
 # * When no space is left, a new server replaces one that is not established. This is a server of the address
-#   that has the most such servers, and among those the one with the least seniority. If the new server's own
-#   address would then have the most, the new server is refused. The only server of an address, or of a /48 of
-#   IPv6, gives way to none. So a flood from one address replaces nothing: it fills the free space, and is
-#   then refused, while a new server at another address is still accepted. Clients remember the announcements
-#   that they have received, but get at most the free space of a flood.
+#   whose such servers take most units; among those, a server that no connection announces, or else the one
+#   with the least seniority. If the new server's own address would then take most, the new server is refused.
+#   The only server of an address, or of a /48 of IPv6, gives way to none. So a flood from one address
+#   replaces nothing: it fills the free space, and is then refused, while a new server at another address is
+#   still accepted. Clients remember the announcements that they have received, but of a flood they get at
+#   most what fits into the free space.
 # * A server that no connection announces any more is removed after ``KEPT_S``, or ``KEPT_NEW_S`` if it is not
 #   established. Only time in which the introducer runs is counted, by a clock that cannot be set: neither an
 #   introducer that was down nor a wrong date removes a server.
@@ -90,11 +91,12 @@ class ListedServer:
 
     Attributes:
         signed: message, signature and key, as received.
-        place: the address from which the server was first announced.
+        place: the address from which the server was first announced. If the server is not established and no
+            connection announces it, a changed announcement also changes the address.
         nickname: the server's name, for people.
         established: whether the server no longer gives way to others.
         holders: the open connections that announced the server, the oldest first.
-        seniority_s: how long, until ``since_s``, there were holders, in all.
+        seniority_s: how long, until ``since_s``, there were holders; the sum of all such periods.
         absent_s: how long, until ``since_s``, there have been no holders.
         since_s: when ``holders`` last became empty, or not empty, or the times were last counted.
     """
@@ -118,7 +120,7 @@ class ListedServer:
 
     @property
     def units(self) -> int:
-        """How many units of the space the announcement takes."""
+        """How many units of space the announcement takes."""
         return units_of(self.signed)
 
     def count(self, now_s: float) -> None:
@@ -155,7 +157,7 @@ class AnnouncementRegistry:
     _servers: dict[ListingKey, ListedServer] = attrs.field(factory=dict)
     _by_signed: dict[Signed, ListedServer] = attrs.field(factory=dict)
     _held: dict[Hashable, dict[ListingKey, None]] = attrs.field(factory=dict)
-    # Units by address, for servers that are not established and for established ones.
+    # Units by address: of servers that are not established, and of established ones.
     _new_units: Counter[str] = attrs.field(factory=Counter)
     _established_units: Counter[str] = attrs.field(factory=Counter)
     _servers_of: Counter[str] = attrs.field(factory=Counter)  # by ``_site_of``
@@ -219,7 +221,9 @@ class AnnouncementRegistry:
         return AnnouncementVerdict.CHANGED
 
     def lost(self, connection: Hashable) -> None:
-        """Record that a connection has ended, so that the servers that it announced may be absent."""
+        """
+        Record that a connection has ended; servers that no other connection announces are absent from now on.
+        """
         now_s = self._seconds()
         for index in self._held.pop(connection, {}):
             server = self._servers[index]
@@ -234,8 +238,8 @@ class AnnouncementRegistry:
 
     def tick(self) -> int:
         """
-        Establish servers, and remove absent ones; returns how many were removed. The caller calls this
-        regularly.
+        Establish servers, and remove those that were absent too long; returns how many were removed. The
+        caller calls this regularly.
         """
         self.count_times()
         removed = 0
@@ -365,8 +369,8 @@ class AnnouncementRegistry:
 
     def _hold(self, server: ListedServer, connection: Hashable) -> None:
         """
-        Record that a connection announces a server; None for a restored announcement, which has no
-        connection.
+        Record that a connection announces a server. For a restored announcement ``connection`` is None, and
+        nothing is recorded.
         """
         held = self._held.get(connection, {})
         if connection is None or connection in server.holders or len(held) >= MAX_PER_CONNECTION:
@@ -382,7 +386,8 @@ class AnnouncementRegistry:
 
         Args:
             place: the address of the server that needs the space.
-            but: a listed server that needs more space, so it must stay.
+            but: the server itself, which must stay, if it is listed and needs more space; None for a new
+                server.
 
         Raises:
             RefusedAnnouncement: too few servers give way; none was removed.
@@ -420,7 +425,10 @@ class AnnouncementRegistry:
             self._displaced(connection)
 
     def _new_servers(self, place: str, but: ListedServer | None) -> list[ListedServer]:
-        """Return the servers of an address that are not established; the last one gives way first."""
+        """
+        Return the servers of an address that are not established, except ``but``; the last one gives way
+        first.
+        """
         now_s = self._seconds()
         found = [
             each
@@ -466,7 +474,7 @@ def _add(counts: Counter[str], place: str, more: int) -> None:
 
 def _site_of(place: str) -> str:
     """
-    Return the site of an address: an IPv4 address, or a /48 of IPv6, which is the least that one member has.
+    Return the site of an address: an IPv4 address, or a /48 of IPv6, the smallest network of one member.
     """
     try:
         address = ipaddress.ip_address(place.partition("%")[0])

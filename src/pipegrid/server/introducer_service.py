@@ -47,7 +47,7 @@ from pipegrid.wire.introducer_protocol import PROTOCOL_KEY, RIIntroducer
 # * A subscriber first gets all listed servers in one message, and then news. Messages of news are at least
 #   ``NEWS_APART_S`` apart, longer if there are many subscribers (``news_apart_s``), and have at most about
 #   ``NEWS_BYTES``. A message is sent only after the previous one is acknowledged. If a server announces again
-#   meanwhile, only its last announcement waits, so no more waits than is listed.
+#   meanwhile, only its last announcement waits, so no more announcements wait than are listed.
 # * A subscriber that acknowledges nothing for ``ACKNOWLEDGED_S`` is disconnected.
 
 BURST = 32
@@ -59,7 +59,7 @@ NEWS_SUBSCRIBERS = 50
 NEWS_BYTES = 64 << 10
 ACKNOWLEDGED_S = 120.0
 SNAPSHOT_S = 1.0
-"""How long the set of all announcements is used for further subscribers; a thousand may share one."""
+"""For how long one set of all announcements is sent to further subscribers; a thousand may share it."""
 
 MAX_LOG_LINES = 20
 """The most lines about clients and announcements in ``LOG_S``; further ones are only counted."""
@@ -70,7 +70,7 @@ log = Logger()
 
 class LimitedLog:
     """
-    Logs new servers, and the errors of clients, with a limit of lines.
+    Logs new servers, and the errors of clients, in at most ``MAX_LOG_LINES`` lines per ``LOG_S``.
 
     Args:
         clock: measures the period to which the limit applies.
@@ -95,7 +95,7 @@ class LimitedLog:
         )
 
     def stop(self) -> None:
-        """Forget how many lines were not written, since the introducer stops."""
+        """Stop the timer that logs how many lines were left out, since the introducer stops."""
         self._timer.stop()
 
     def listed(self, server: ListedServer) -> None:
@@ -221,7 +221,7 @@ class Subscriber:
         return found
 
     def _acknowledged(self, result: Any) -> None:
-        # Other errors are ignored: a subscriber that fails to process one message may process the next.
+        # Other errors are ignored: a subscriber that fails to process one message may still process the next.
         self._waits = False
         if isinstance(result, Failure) and isinstance(result.value, TimeoutError):
             self._reference.tracker.broker.refuse(

@@ -31,8 +31,8 @@ from pipegrid.server.gbs.http_connection import GbsConnection
 from pipegrid.storage.uploads.eviction import address_of
 
 # A client is unauthenticated until it has shown the server's secret. The number of connections is limited,
-# and half of them may come from one address (an IPv6 address counts as its network of 2^64). When a limit is
-# reached, a new connection is accepted, and another one is closed:
+# and by default at most half of them come from one address (an IPv6 address counts as its network of 2^64).
+# When a limit is reached, a new connection is accepted, and another one is closed:
 #
 # * Usually this is the oldest unauthenticated one of the address that has most of them. So a flood does not
 #   affect clients at other addresses. A client at the flood's address has as much time to show the secret as
@@ -156,9 +156,10 @@ class ConnectionLimits(Generic[G]):
 
     def _least(self, places: Iterable[str] | None, limit: int) -> G | None:
         """
-        Return the connection to close among those of some addresses, or of all; None if there is none.
+        Return the connection to close for a new one; None if no connection can be closed.
 
         Args:
+            places: the addresses whose connections are considered; None: all addresses.
             limit: the limit that was reached.
         """
         strangers = (
@@ -229,7 +230,7 @@ class TlsSite(Protocol):
 
     Attributes:
         refused: how many connections were rejected.
-        turns: the turns whose ``asked`` is called for input.
+        turns: gets a call of ``asked`` for input of a client that has not shown the secret.
     """
 
     refused: int
@@ -251,7 +252,7 @@ class PortListener(Factory):
         contexts: for TLS.
         clock: for time limits.
         foolscap: speaks Foolscap; None: not supported.
-        crowd: limits the connections.
+        crowd: limits the connections; None: the usual limits.
     """
 
     noisy = False
@@ -412,7 +413,7 @@ class ProtocolDetector(TwistedProtocol):
         self._timer: IDelayedCall | None = None
         self._turned_away = False
         self._waits = False  # whether the connection waits for its turn
-        self._direct: TwistedProtocol | None = None  # gets all input at once, without turns
+        self._direct: TwistedProtocol | None = None  # if set, gets all input at once, without turns
 
     def connectionMade(self) -> None:
         """Start to wait for the first bytes."""
@@ -456,7 +457,10 @@ class ProtocolDetector(TwistedProtocol):
             self._heard_s = now_s
 
     def quiet_s(self) -> float:
-        """Return how long the connection has been useless; for HTTP, its protocol knows that exactly."""
+        """
+        Return for how many seconds the connection has been useless; for HTTP, its protocol knows that
+        exactly.
+        """
         if self.gbs is not None:
             return self.gbs.quiet_s()
         return 0.0 if self._heard else self._front.clock.seconds() - self._heard_s

@@ -104,7 +104,7 @@ class MetricsFactory(Factory):
             each.abort()
 
     def find(self, url: bytes) -> StatusPage | None:
-        """Return the page at a path, with or without the URL's query; None if there is none."""
+        """Return the page for a URL, or else for its path without the query; None if there is none."""
         return self._pages.get(url) or self._pages.get(url.partition(b"?")[0])
 
     def content(self, page: StatusPage) -> bytes:
@@ -153,7 +153,7 @@ class MetricsConnection(Protocol):
         self._factory.disconnected(self)
 
     def quiet_s(self) -> float:
-        """Return 0: no client shows a secret, so connections are closed only by age."""
+        """Return 0, so that connections are closed only by age: no client of this port shows a secret."""
         return 0.0
 
     def abort(self) -> None:
@@ -189,11 +189,11 @@ def _answer(
 
 
 # The counters are plain numbers of the objects that do the work. They are changed and read only in the
-# reactor's thread, and read only for a request.
+# reactor's thread, and are read only when a client requests the page.
 
 
 class StorageCollector(Collector):
-    """Reads the counters of one server."""
+    """Makes the metrics of one storage server from its counters."""
 
     def __init__(self, server: GbsSite, service: GbsService, store: ShareStore) -> None:
         self._server = server

@@ -51,7 +51,8 @@ class OnionSettings:
         key: the file with the service's key; created if it does not exist.
         control: the possible addresses of Tor's control port, tried in this order.
         external_port: the service's port for clients.
-        find_control: a function that starts Tor and finds its control port, used instead of ``control``.
+        find_control: a function that starts Tor and returns the addresses of its control port, used instead
+            of ``control``; None: ``control`` is used.
     """
 
     key: Path

@@ -128,7 +128,8 @@ def check_hidden(settings: ServeSettings) -> None:
     If the server's own address must be hidden, check that the addresses for clients do not reveal it.
 
     Raises:
-        UsageError: they reveal it, or no location is given, so the server's own address would be used.
+        UsageError: the addresses reveal it; no location is given, so the server's own address would be used;
+            or an onion service's port is open to other machines.
     """
     if not settings.connections.hides_address:
         return
@@ -178,8 +179,8 @@ def collect_expired(
     clock: Callable[[], float] = wall_time,
 ) -> int:
     """
-    Remove shares whose leases have expired; returns how many. This may take long, so call it in a worker
-    thread.
+    Remove shares whose leases have expired; returns how many, 0 while the clock may be wrong. This may take
+    long, so call it in a worker thread.
 
     Args:
         storage: the storage directory, where each check is recorded.
@@ -221,15 +222,16 @@ def lock_storage(storage: Path, read_only: bool = False) -> int | None:
     """
     Lock the storage directory for this process; closing the returned descriptor releases the lock.
 
-    Only the server that has the lock may promise space, adopt unfinished uploads, and remove shares. Shares,
-    leases and slots have their own locks, for any number of processes. So a server that accepts no shares,
-    and may not write to the directory, runs without the lock, and does none of these three things.
+    Only the server that has the lock is allowed to promise space, adopt unfinished uploads, and remove
+    shares. Shares, leases and slots have their own locks, for any number of processes. So a server that
+    accepts no shares, and has no permission to write to the directory, runs without the lock, and does none
+    of these three things.
 
     Args:
-        read_only: if the lock's file cannot be written, return None.
+        read_only: the server accepts no shares; if the lock's file cannot be written, return None.
 
     Raises:
-        UsageError: another server has the lock, or the file cannot be created.
+        UsageError: another server has the lock, or the file cannot be created or locked.
     """
     path = storage / "serve.lock"
     try:
@@ -264,7 +266,7 @@ def lock_node(directory: Path) -> int | None:
         UsageError: another server has the lock, or the key cannot be opened.
     """
     path = directory / "private" / "node.pem"
-    # The key may be a link to a directory of secrets, and need not be writable.
+    # The key may be a link to a file in a directory of secrets, and need not be writable.
     real = os.path.realpath(path)
     try:
         try:
@@ -292,8 +294,8 @@ def lock_node(directory: Path) -> int | None:
 
 def check_storage(directory: Path, storage: Path) -> None:
     """
-    Check that the storage directory is not empty or missing if the server has run before; it may be the mount
-    point of a disk that is not mounted.
+    If the server has run before, check that the storage directory exists and is not empty; otherwise its disk
+    may not be mounted.
 
     Raises:
         UsageError: the directory is empty or missing, or cannot be read.
@@ -350,15 +352,15 @@ class ServeSettings:
         expiry: when to remove shares whose leases have all expired; None: never.
         introducers: the introducers to which the server is announced: names, for the log, and fURLs.
         nickname: the announced name of the server, for people.
-        introduces: run an introducer for members invited from the directory, unless the server is announced
-            to other introducers.
+        introduces: run an introducer for members invited from the directory, if there are no other
+            ``introducers``, or the server has run its own one before.
         announce_nurls: announce the server's HTTPS addresses; if False, only Foolscap.
         certificate_files: certificates of grid managers, in addition to ``certificates/*.cert`` in the
             directory.
         max_connections: the most connections at a time; the limit of open files may allow less.
         max_per_address: the most connections from one address; None for half of ``max_connections``.
-        connections: how connections to introducers may be made; and whether the server's own address must not
-            be revealed.
+        connections: how connections to introducers may be made; and whether the server's own address must be
+            hidden.
         onion: the server's onion service, its only address for clients unless ``location`` is set; None: no
             onion service.
     """
@@ -394,7 +396,7 @@ class StorageNode:
         nurls: all its addresses for clients that use HTTPS.
         furl: the server's address for clients that use Foolscap.
         server_id: the server's id for introducers; empty if it is not announced.
-        permutation_seed: the server's announced position on every file's ring.
+        permutation_seed: the server's announced position on every file's ring; empty if it is not announced.
         listening_port: the first port on which it listens; 0 for a socket file.
         metrics_port: the port of the page for Prometheus, or None.
     """
@@ -601,8 +603,8 @@ class StorageNode:
 
     def _hosts_introducer(self) -> bool:
         """
-        Return whether this server must run an introducer, which invitations from this directory name or may
-        name.
+        Return whether this server must run an introducer for the invitations from this directory, earlier or
+        later ones.
         """
         private = self.settings.directory / "private"
         known = private / identity.MEMBERS_FURL_NAME
@@ -635,7 +637,7 @@ class StorageNode:
     async def _begin_counting(self) -> None:
         """
         Learn how much of the quotas is used. If shares must be counted for that, wait up to ``COUNT_WAIT_S``,
-        since new shares may not be accepted before.
+        since until then the server refuses some or all new shares.
         """
         usage = self._store.usage
         if usage is None:
@@ -672,7 +674,7 @@ class StorageNode:
         Return the addresses for clients; starts the onion service, if the settings have one.
 
         Raises:
-            UsageError: the onion service cannot be started, or the location does not contain it.
+            UsageError: the onion service cannot be started, or the location does not contain its address.
         """
         location = self.settings.location
         if self.settings.onion is None:
@@ -752,7 +754,7 @@ class StorageNode:
             self._announce_to_introducers(announcement)
 
         def announce_again() -> int:
-            """Announce the certificates again if they have changed; returns how often, 0 or 1."""
+            """Announce the certificates again if they have changed; returns 1 if so, else 0."""
             found = watch.look()
             if found is None or found == self._certificates:
                 return 0
@@ -862,7 +864,7 @@ class ServingNode(Protocol):
     """A node that a process runs, such as a storage server."""
 
     def start(self) -> Awaitable[object]:
-        """Listen. If this fails, it releases everything that it has opened."""
+        """Listen. If this fails, release everything that was opened."""
 
     def stop(self) -> Awaitable[object]:
         """Close all ports and connections, and write the data that the next start needs."""
@@ -873,10 +875,10 @@ N = TypeVar("N", bound=ServingNode)
 
 async def until_cancelled(node: N, announce: Callable[[N], Awaitable[None] | None]) -> None:
     """
-    Run a node until cancelled, and then stop it.
+    Run a node until the caller cancels this coroutine's Deferred, and then stop the node.
 
     Args:
-        announce: called with the node when it listens; an exception of this function stops the node, and is
+        announce: called with the node when it listens. An exception of this function stops the node, and is
             raised.
 
     Raises:

@@ -211,7 +211,7 @@ class CertificateWatch:
         ``MAX_CERTIFICATES``, since clients verify no more.
 
         Raises:
-            UsageError: one of the files has no certificate, or they cannot be listed.
+            UsageError: a file has no certificate, or the files cannot be listed.
         """
         found = {}
         for path in (*self._files, *installed_files(self._directory)):

@@ -29,7 +29,7 @@ from pipegrid.wire.server_address import Furl
 
 CLIENTS_NAME = "private/clients.json"
 LOOK_S = 5.0
-"""How often a server checks whether the file has changed."""
+"""How often a server checks whether the file has changed, in seconds."""
 
 _MAX_BYTES = 64 << 10
 _MAX_QUOTA_BYTES = 1 << 62
@@ -62,7 +62,7 @@ class NamedClient:
 
 def read_clients(directory: Path) -> tuple[NamedClient, ...]:
     """
-    Return the clients of the server in a node's directory.
+    Return the clients of the server in a node's directory; none if there is no file of clients.
 
     Raises:
         UsageError: the file cannot be read, or is damaged.
@@ -154,7 +154,8 @@ def remove_client(directory: Path, name: str) -> None:
 @contextmanager
 def _changing(directory: Path) -> Iterator[dict[str, NamedClient]]:
     """
-    Yield the clients by name, and write them if the caller has changed them; other processes wait meanwhile.
+    Yield the clients by name, and write them if the caller has changed them; other processes that want to
+    change them wait meanwhile.
     """
     path = directory / CLIENTS_NAME
     try:

@@ -68,7 +68,8 @@ def watchdog_s(surroundings: Mapping[str, str] | None = None) -> float | None:
 
 def stay_alive(clock: IReactorTime) -> LoopingCall | None:
     """
-    If systemd wants it, send ``WATCHDOG=1`` while the reactor runs; returns the loop, which the caller stops.
+    If systemd wants it, send ``WATCHDOG=1`` while the reactor runs. Returns the loop, which the caller stops,
+    or None.
     """
     interval_s = watchdog_s()
     if interval_s is None:

@@ -89,7 +89,10 @@ class Governor:
 
     @property
     def others_ask(self) -> bool:
-        """Whether a client that does not have to wait has sent a request recently."""
+        """
+        Whether a client of this or another protocol, which does not have to wait, has sent a request within
+        ``ACTIVE_S``.
+        """
         others = self._others()
         if others != self._seen:
             self._seen, self._active_s = others, self.now_s
@@ -117,7 +120,8 @@ class Governor:
         now_s = self._clock.seconds()
         owed_s, self._spent_s = self._spent_s, 0.0
         if self.others_ask and owed_s:
-            # The pause begins after the work of the last turn, which includes the calls that it started.
+            # The pause begins after the work of the last turn, which includes the calls that began in this
+            # turn.
             self._rests_until_s = now_s + owed_s * REST
             self._wait()
             return
@@ -128,10 +132,10 @@ class Governor:
 
 # These objects take memory: messages that are received or carried out, answers that are sent, and references.
 # A connection requests memory before it takes more than a little. All connections together may use the memory
-# that the HTTPS protocol leaves. If a request exceeds that, the connection that holds most memory is closed,
-# provided that it holds at least as much as the requesting connection would; otherwise the requesting
-# connection is closed. So the first to be closed are clients that declare large messages and send them
-# slowly, or that request much and do not read it. A client with one usual message is not affected.
+# that the HTTPS protocol leaves. If a connection requests more than is left, the connection that holds most
+# memory is closed, provided that it holds at least as much as the requesting connection would; otherwise the
+# requesting connection is closed. So the first to be closed are clients that declare large messages and send
+# them slowly, or that request much and do not read it. A client with one usual message is not affected.
 
 MAX_HELD_BYTES = 192 << 20
 """The most memory of all Foolscap connections: the largest message has 128 MiB, its tokens 52 MiB more."""
@@ -165,8 +169,8 @@ class HeldMemory:
 
     def hold(self, holder: MemoryHolder, more_bytes: int) -> bool:
         """
-        Count more memory for a holder; returns whether that is allowed. If not, the holder must close its
-        connection.
+        Count more memory for a holder, after closing other holders if necessary; returns whether that is
+        allowed. If not, the holder must close its connection.
         """
         would_hold = self._held.get(holder, 0) + more_bytes
         while not self._take(more_bytes):
@@ -203,8 +207,8 @@ class HeldMemory:
 
 # ``wire.foolscap_broker`` has the parts that client and server share. In addition, the server limits:
 #
-# * Unauthenticated clients: until a client has named an existing object (which takes the fURL's secret) it
-#   may send ``STRANGER_BYTES`` in all, PINGs and errors included, within ``STRANGER_S``.
+# * Unauthenticated clients: until a client has named an existing object (which takes the fURL's secret), it
+#   may send at most ``STRANGER_BYTES``, PINGs and errors included, and has ``STRANGER_S`` to do so.
 # * Memory: messages, answers and references are counted against one limit for all connections, from when
 #   their sizes are known until they are freed.
 # * Answers: Foolscap encodes an answer as soon as the call has ended, and writes all of it: a read of 64 MiB
@@ -224,7 +228,7 @@ FREE_BYTES = 64 * 1024
 """Messages and answers up to this size are not counted, unless the port sets another limit."""
 
 REFERENCE_COST = 2048
-"""The memory of an object that a client may call, with its name and tracker."""
+"""The memory in bytes of an object that a client can call, with its name and tracker."""
 
 PIECE_BYTES = 256 * 1024
 _LONGEST_WORD_BYTES = 1024  # longer than any word that Banana abbreviates
@@ -327,8 +331,8 @@ class ServerBroker(BoundedBroker):
         Count the time that receiving has taken. If this connection has used too much time, wait for a turn
         before reading more.
 
-        Until its end, a long body is only collected, but receiving and decrypting it takes time. While no
-        other client is active, no turn is needed.
+        A long body is only collected until it is complete, but receiving and decrypting it takes time. While
+        no other client is active, no turn is needed.
         """
         governor = self._governor
         cost_s, now_s = received_bytes * RECEIVE_BYTE_S, governor.now_s

@@ -36,7 +36,7 @@ class ServedObject(Protocol):
 
 
 class ClientObject(ServedObject, Protocol):
-    """A served object for one named client, who may be removed."""
+    """The served object of one named client; the operator can remove the client."""
 
     def close(self) -> None:
         """Reject all further calls, since the client was removed."""

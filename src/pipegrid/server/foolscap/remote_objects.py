@@ -98,7 +98,7 @@ def _fit_for_clients(operation: str, error: Exception) -> PipegridError:
         told: PipegridError = kind(text)
         return told
     if isinstance(error, (UsageError, WrongSecret)):
-        return error  # their text is only about the request
+        return error  # clients may see the text, which is only about the request
     if isinstance(error, PipegridError):
         log.error("{operation}: {error}", operation=operation, error=str(error))
     else:
@@ -109,8 +109,9 @@ def _fit_for_clients(operation: str, error: Exception) -> PipegridError:
 # An upload belongs to the connection that began it. Its secret is created by the server and not sent to any
 # client, and when the connection is lost, unclosed shares are dropped. ``close`` makes a share visible, and
 # is answered when the share is durable; bytes never written are zeros. A share cannot be closed after one of
-# its writes failed: clients send ``close`` right after their writes, without waiting for their results.
-# Mutable slots use the same queue as over HTTPS.
+# its writes failed, since clients send ``close`` right after their writes, without waiting for their results.
+# The exception is a complete share of which bytes were written twice, with a difference: the first ones are
+# kept, and the share can be closed. Mutable slots use the same queue as over HTTPS.
 #
 # Source: the format reference, storage protocols, sections 2.3 and 8.
 
@@ -189,7 +190,7 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
         allocated_size: int,
         canary: Any,
     ) -> tuple[set[int], dict[int, BucketWriter]]:
-        """Allocate shares, which are dropped if the client's ``canary`` disconnects."""
+        """Allocate shares. Those that are not closed when the client's ``canary`` disconnects are dropped."""
         secret = os.urandom(UPLOAD_SECRET_BYTES)
         numbers = possible_numbers(sharenums)
         secrets = UploadSecrets(self._lease(renew_secret, cancel_secret), secret)
@@ -201,7 +202,7 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
                 for number in answer.allocated
             }
         except PipegridError:
-            for number in numbers:  # a client could not resume the shares begun already
+            for number in numbers:  # the client gets no writers for the shares begun already
                 with suppress(PipegridError):
                     self._store.abort(storage_index, number, secret)
             raise
@@ -212,7 +213,7 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
     def remote_add_lease(
         self, storage_index: bytes, renew_secret: bytes, cancel_secret: bytes
     ) -> Deferred[None]:
-        """Add or renew a lease on every share of the storage index, even if there are none."""
+        """Add or renew a lease on every share of the storage index; no error if there are no shares."""
 
         def add() -> None:
             with suppress(NoSuchShare):
@@ -232,7 +233,9 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
     def remote_slot_readv(
         self, storage_index: bytes, shares: list[int], readv: list[tuple[int, int]]
     ) -> Deferred[dict[int, list[bytes]]]:
-        """Read from the mutable shares that exist."""
+        """
+        Return the requested ranges of each given mutable share that exists; of all shares if none is given.
+        """
         read = self._store.slots.readv
         data = self._service.slots.read(storage_index, read, storage_index, shares, readv)
         return data.addCallback(_as_lists)
@@ -279,7 +282,7 @@ def client_of(canary: Any) -> Client:
 
 @attrs.define(eq=False, repr=False)
 class _Batch:
-    """The uploads of one allocation; if the connection is lost, all unclosed ones are dropped."""
+    """The uploads of one allocation. If the connection is lost, all unclosed uploads are dropped."""
 
     service: GbsService
     _batches: set[_Batch]
@@ -289,7 +292,7 @@ class _Batch:
     _marker: Any = None
 
     def begin(self, canary: Any) -> dict[int, BucketWriter]:
-        """Return the writers, which exist as long as the canary is connected."""
+        """Return the writers. If the canary disconnects, the unclosed shares are dropped."""
         writers = {number: BucketWriter(self, upload) for number, upload in self._uploads.items()}
         self._open.update(writers.values())
         if writers:
@@ -329,7 +332,7 @@ class BucketWriter(Referenceable):  # type: ignore[misc]
     @answers("write")
     def remote_write(self, offset: int, data: bytes) -> None:
         """
-        Write bytes. They are rejected if they differ from bytes written at the same place; the upload then
+        Write bytes. Bytes that differ from earlier ones at the same place are rejected, and the upload
         continues.
         """
         self._require_open()
@@ -392,7 +395,7 @@ class BucketReader(Referenceable):  # type: ignore[misc]
 
     @answers("read")
     def remote_read(self, offset: int, length: int) -> bytes:
-        """Return bytes from an offset; fewer, or none, if the range exceeds the share."""
+        """Return ``length`` bytes from an offset on; fewer, or none, if the range exceeds the share."""
         if length > MAX_READ_BYTES:
             raise UsageError(f"{length} bytes are too many for one answer; read in parts")
         service = self._storage.service

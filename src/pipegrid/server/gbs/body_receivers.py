@@ -30,7 +30,7 @@ from pipegrid.wire.storage_messages import Allocation, UploadSecrets
 # limits the memory of all bodies.
 
 GATHER_BYTES = 128 * 1024
-"""Share data collected before it is written, unless the request ends; one write replaces about eight."""
+"""How many bytes of share data one write collects, except at the end; it replaces about eight writes."""
 
 log = Logger()
 
@@ -46,7 +46,7 @@ class Service(Protocol):
         """
 
     def received(self, upload: IncomingShare, length: int) -> None:
-        """Count share data that was written, or was rejected."""
+        """Count received share data, whether it was written or rejected."""
 
     def commit(self, upload: IncomingShare) -> Deferred[None]:
         """Make a complete share durable and visible."""
@@ -124,7 +124,10 @@ class Call:
         self._held_bytes = 0
 
     def write(self, data: bytes) -> None:
-        """Collect bytes up to the limit; drop the bytes of bodies that are not used."""
+        """
+        Collect bytes, and reject the request if there are too many. The body is ignored if it is not used, or
+        the request is rejected.
+        """
         if not self._limit_bytes or self.refusal is not None:
             return
         if len(self.body) + len(data) > self._limit_bytes:
@@ -281,7 +284,7 @@ class Write:
             self._write_out()
 
     def finish(self) -> Answer | Deferred[Answer]:
-        """Return the acknowledgement of the write; if the share is complete, after it is durable."""
+        """Return the acknowledgement of the write; if the share is complete, only after it is durable."""
         service = self._service
         if self._pieces:
             self._write_out()
@@ -301,7 +304,7 @@ class Write:
 
     def abandon(self) -> None:
         """
-        Keep the bytes that have arrived, so that the client may resume. If the share is complete, store it.
+        Keep the bytes that have arrived, so that the client can resume. If the share is complete, store it.
         """
         if self._pieces:
             self._write_out()

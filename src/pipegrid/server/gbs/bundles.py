@@ -46,10 +46,12 @@ class BundleService(Service, Protocol):
 
     @property
     def takes_whole(self) -> bool:
-        """Whether shares that arrive as a whole may be stored without a name until they are durable."""
+        """
+        Whether a share that arrives as a whole is written to an unnamed file, and named when it is durable.
+        """
 
     def reserve(self, shares: int) -> None:
-        """Count shares that will wait to become durable, before they do; a negative number releases them."""
+        """Count shares before they begin to wait to become durable; a negative number releases that many."""
 
     def has_space_for(self, shares: int) -> bool:
         """Return whether this number of further shares may wait to become durable."""
@@ -57,7 +59,9 @@ class BundleService(Service, Protocol):
     def commit_each(
         self, uploads: Sequence[IncomingShare], ended: Callable[[IncomingShare, Ending], None]
     ) -> None:
-        """Make shares durable and visible; ``ended`` is called for each, perhaps before this returns."""
+        """
+        Make shares durable and visible; ``ended`` is called for each, perhaps before this method returns.
+        """
 
 
 class Bundle(InSteps):
@@ -81,14 +85,14 @@ class Bundle(InSteps):
         self._unpacking: Iterator[None] | None = None
         self._answers: list[BundledAnswer] = []
         self._done: Deferred[Answer] = Deferred()
-        self._committing: dict[IncomingShare, dict[int, int]] = {}  # each with its dict of statuses
+        self._committing: dict[IncomingShare, dict[int, int]] = {}  # where its status will be noted
         self._reserved = 0
         self._takes_whole = False  # determined in ``_carry_out``
 
     def may_begin(self, committing: Container[bytes]) -> bool:
         """
-        Return whether the bundle, whose body is complete, may be carried out now; True if this has begun
-        already.
+        Return whether the bundle, whose body is complete, may be carried out now; True if it is being carried
+        out.
 
         Args:
             committing: storage indexes of shares of this connection that are becoming durable. A bundle that
@@ -238,7 +242,7 @@ class Bundle(InSteps):
                 service.received(upload, len(data))
             if upload.complete:
                 return upload
-            upload.checkpoint()  # the secret's earlier allocation has a larger size
+            upload.checkpoint()  # it was allocated earlier with this secret, and is longer
             statuses[number] = responses.OK.status
         except Exception as error:
             statuses[number] = service.answer_error(Operation.WRITE, error).status

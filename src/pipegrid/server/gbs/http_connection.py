@@ -38,18 +38,19 @@ from pipegrid.server.gbs.responses import Answer
 from pipegrid.server.gbs.storage_operations import GbsService
 from pipegrid.storage.uploads.eviction import Client, address_of
 
-# httptools cannot be stopped while it parses. So it gets at most 16 KiB at a time, or as much of a body as
-# was announced. The rest of the input, at most what the transport had already read, waits in ``ReadBuffer``.
+# httptools cannot be stopped while it parses. So it gets at most 16 KiB at a time, or what is left of a body
+# if that is more. The rest of the input, at most what the transport had already read, waits in
+# ``ReadBuffer``.
 
 FEED_BYTES = 16384
 UNAUTHENTICATED_FEED_BYTES = 1024
 """
-How much is parsed at once before the client has shown the secret: a request of 18 bytes takes a kilobyte of
-memory, and unauthenticated clients may send only a few.
+How many bytes are parsed at once before the client has shown the secret: a request of 18 bytes takes a
+kilobyte of memory, and an unauthenticated client can have only a few.
 """
 UNAUTHENTICATED_RECEIVE_BYTES = 4 * 1024
 RECEIVE_BYTES = 64 * 1024
-"""Maximum bytes read at once from the socket; so many may wait for each client that reads no answers."""
+"""Maximum bytes read at once from the socket; this many may wait for each client that reads no answers."""
 BULK_RECEIVE_BYTES = 128 * 1024
 """
 The most bytes read from the socket at once within a long body, which is written to the disk as it arrives.
@@ -98,7 +99,10 @@ class ReadBuffer:
             set_bulk_buffers(self._transport, BULK_RECEIVE_BYTES if self._bulk else RECEIVE_BYTES)
 
     def next_piece(self) -> bytes:
-        """Remove and return the bytes to parse next; a body may be one piece however long it is."""
+        """
+        Remove and return the bytes to parse next: at most ``least_bytes``, or the rest of the body if that is
+        longer.
+        """
         data, limit = self.waiting.popleft(), self.least_bytes
         if self._order.receiver is not None:
             limit = max(limit, self._order.body_left)
@@ -126,7 +130,7 @@ IDLE_TIMEOUT_S = 60.0
 HEAD_TIMEOUT_S = 30.0
 BODY_TIMEOUT_S = 60.0  # for messages; share data must only keep arriving
 BODY_BYTES_PER_S = 1000
-"""Lowest rate at which a message may exceed the time limit: changes of mutable files contain share data."""
+"""A message that arrives at least at this rate does not exceed its time limit: it may contain share data."""
 STUCK_TIMEOUT_S = 600.0
 CLOSE_TIMEOUT_S = 30.0
 
@@ -147,7 +151,7 @@ class ActivityTimes:
 
     Attributes:
         heard_s: when bytes arrived.
-        began_s: when a request, or the connection, began.
+        began_s: when the last request began; before the first request, when the connection began.
         moved_s: when the transport became full, or writable again.
     """
 
@@ -235,7 +239,7 @@ class GbsConnection(Protocol):
         self._closing_since_s = now_s
         self._moments = ActivityTimes(now_s, now_s, now_s)
         self._useful_s = now_s
-        self._useful_left = 0  # of the body, at ``_useful_s``
+        self._useful_left = 0  # bytes of the body that had not arrived at ``_useful_s``
         self.on_known: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
@@ -277,7 +281,7 @@ class GbsConnection(Protocol):
         self._work()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """Keep the bytes that were received, and drop the answers that were not sent."""
+        """Keep the share data that was received, and drop the answers that were not sent."""
         self._order.lose()
         self._events.clear()
         self._intake.waiting.clear()
@@ -316,7 +320,10 @@ class GbsConnection(Protocol):
                 self._close()
 
     def quiet_s(self) -> float:
-        """Return for how long nothing useful has been received or sent; 0 while a request is unanswered."""
+        """
+        Return for how long nothing useful has been received or sent, in seconds; 0 while a request is
+        unanswered, unless the client does not read.
+        """
         order = self._order
         if (order.unanswered or self._events) and order.can_write:
             return 0.0
@@ -326,9 +333,9 @@ class GbsConnection(Protocol):
         """
         Record that the connection is useful: a request has begun, or enough of a body has arrived.
 
-        This must be recorded when it happens: an earlier version computed it only when there were too many
-        connections. All connections that it had never examined then counted as just used, and a new
-        connection was rejected instead.
+        The use must be recorded when it happens. An earlier version computed the time of the last use only
+        when there were too many connections: all connections that it had never examined then counted as just
+        used, and a new connection was rejected instead.
         """
         self._useful_s = self._moments.heard_s
         self._useful_left = self._order.body_left
@@ -380,7 +387,10 @@ class GbsConnection(Protocol):
             self._events.append(_END)
 
     def nonsense_found(self, answer: Answer, reason: str) -> None:
-        """Queue an error answer: the connection answers the previous requests, sends it, and closes."""
+        """
+        Queue an error answer, which is sent after the answers to previous requests; then the connection is
+        closed.
+        """
         self._intake.waiting.clear()
         self._events.append(_Broken(answer, reason))
 
@@ -513,14 +523,14 @@ GRACE_S = 10.0
 _LINES_PER_TICK = 20
 MANY = 128
 """
-Number of connections, each of which may hold 128 KiB of share data. After at least this many, when most are
-closed, memory is given back to the system.
+If at least this many connections were open, memory is given back to the system when at most a quarter of them
+are left. Each may have held 128 KiB of share data.
 """
 
 
 class GbsSite(Factory):
     """
-    Makes a GbsConnection for every client.
+    Makes a ``GbsConnection`` for every client.
 
     Args:
         clock: for timeouts.
@@ -529,7 +539,7 @@ class GbsSite(Factory):
         connections: the open connections.
         accepted: the number of connections accepted so far.
         refused: how many connections on the whole port were rejected, or closed to make space for others.
-        turns: the scheduler.
+        turns: the scheduler of all connections.
     """
 
     noisy = False
@@ -566,8 +576,8 @@ class GbsSite(Factory):
 
     def stop(self) -> Deferred[None]:
         """
-        Let every connection answer the requests that it has begun, for at most 10 s; fires when all are
-        closed.
+        Let every connection answer the requests that it has begun, and close those that take longer than 10
+        s; fires when all connections are closed.
         """
         if self._stopping is None:
             self._stopping = Waiters()

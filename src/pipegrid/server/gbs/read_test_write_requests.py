@@ -106,7 +106,7 @@ class SlotQueue:
 
 
 SPOOL_BYTES = 1 << 20
-"""Memory counted for a request on the disk, without small parts; half is for collecting the next write."""
+"""Memory counted for a spooled request, without its small parts; half of it collects the next write."""
 INLINE_ANSWER_BYTES = 64 * 1024
 """Answers longer than this are counted, and sent in pieces."""
 

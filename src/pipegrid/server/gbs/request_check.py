@@ -241,7 +241,8 @@ class KnownSecrets:
 
     def owner_of(self, request: Request) -> int | None:
         """
-        Return the number of the client whose secret a request has, 0 for the server's own secret, or None.
+        Return the number of the client whose secret a request has; 0 for the server's own secret; None for an
+        unknown one.
 
         The request's secret is compared with every known secret, in constant time.
         """
@@ -258,7 +259,7 @@ def admit(request: Request, known: KnownSecrets) -> AdmittedRequest | Answer:
     405, then 401, then 400 for the secrets, then 406, 415 and 413.
 
     Args:
-        known: the secrets of which the client must have sent one.
+        known: the accepted secrets; the client must have sent one of them.
     """
     if not request.names_its_host:
         return _BAD_HOST
@@ -290,7 +291,8 @@ def admit(request: Request, known: KnownSecrets) -> AdmittedRequest | Answer:
 
 def accepts_cbor(accept: bytes | None) -> bool:
     """
-    Return whether the best entry of an Accept header is CBOR; False for ``*/*``, True for a missing header.
+    Return whether the entry of an Accept header with the highest quality is CBOR; False for ``*/*``, True for
+    a missing header.
     """
     if accept is None:
         return True

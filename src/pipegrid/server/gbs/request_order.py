@@ -39,7 +39,7 @@ from pipegrid.wire.gbs_paths_headers import Resource
 
 
 class ConnectionLife(Named):
-    """The life of a client's connection; the comment above describes the states."""
+    """The state of a client's connection; the comment above describes the states."""
 
     OPEN = "is open"
     DRAINING = "is draining"
@@ -120,7 +120,7 @@ TURN = _turn()
 MAX_UNANSWERED = 128
 MAX_WAITING_ANSWER_BYTES = 256 * 1024
 MAX_UNAUTHENTICATED_REQUESTS = 32
-"""The most requests on a connection that has not shown the secret; it is closed after the last answer."""
+"""The most requests on a connection that has not shown the secret; the answer to the last one closes it."""
 
 log = Logger()
 
@@ -136,7 +136,7 @@ class ResponseSlot:
         last: whether the connection is closed after this answer.
         shares: the shares that must become durable before the answer is ready.
         data: the answer, or the head of a long one; None until the answer is ready.
-        stream: the body of a long answer.
+        stream: the body of a long answer; None for a short one.
     """
 
     with_body: bool = True
@@ -152,14 +152,14 @@ class RequestOrder:
     The requests and answers of one connection; used only in the reactor's thread.
 
     Args:
-        on_ready: called when an answer has become ready, or when the next request may begin.
+        on_ready: called when an answer has become ready, or when the next request may be able to begin.
         turns: the scheduler.
 
     Attributes:
         request, receiver: the request whose body is arriving, and its receiver; None between requests.
         body_left: how many announced bytes of the current body have not arrived.
         unanswered: the slots of the outstanding answers, in order.
-        waiting_bytes: bytes of answers that are ready and not sent.
+        waiting_bytes: bytes of answers that are ready and not sent, without streams.
         streams: how many of the unsent answers are streams.
         committing: shares that are becoming durable, as share numbers by storage index.
         can_write: whether the transport is writable.
@@ -167,8 +167,8 @@ class RequestOrder:
             answer.
         life: the state of the connection.
         begun: how many requests have begun.
-        known: whether a request has shown the server's secret.
-        ended: whether ``life`` is CLOSING or GONE: no further request begins, although answers may become
+        known: whether a request has shown one of the server's secrets.
+        ended: whether ``life`` is CLOSING or GONE: no further request begins, although answers can become
             ready.
         lost: whether ``life`` is GONE: the transport is lost.
         client: the client of this connection.
@@ -247,7 +247,7 @@ class RequestOrder:
 
     def begin(self, request: Request) -> None:
         """
-        Begin a request, so that its body may arrive. If its head is rejected, the answer is sent in its turn.
+        Begin a request, whose body arrives next. If its head is rejected, the answer is sent in its turn.
         """
         self.begun += 1
         if not self.known:
@@ -324,7 +324,7 @@ class RequestOrder:
             receiver.abandon()
 
     def lose(self) -> None:
-        """Drop everything that is not answered, since the connection is lost."""
+        """Give up the request that is arriving, and drop the unsent answers, since the connection is lost."""
         self.move(ServerEvent.LOST)
         self.abandon()
         for place in self.unanswered:
@@ -339,7 +339,7 @@ class RequestOrder:
         Send the ready answers, in order, until the transport is full.
 
         Returns:
-            whether no answer will follow, so that the connection may be closed.
+            whether the last answer of the connection was sent, so that the connection can be closed.
         """
         places = self.unanswered
         out: list[bytes] = []

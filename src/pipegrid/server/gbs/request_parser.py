@@ -18,13 +18,13 @@ MAX_HEADERS = 500
 
 PASSED_ON_BYTES = 32768
 """
-If at least this much of a body is left, the body bypasses llhttp, which would only copy it. Afterwards a new
-llhttp is created, which takes some time.
+If at least this many bytes of a body are left, they bypass llhttp, which would only copy them. After the
+body, a new llhttp is created, which takes some time.
 """
 
 FEW_CHUNKS = 1000
 LEAST_CHUNK_BYTES = 64
-"""Smallest average chunk in a body with many chunks: each chunk takes a microsecond, however small it is."""
+"""Smallest average chunk in bytes if a body has many: each takes a microsecond, however small it is."""
 
 
 class Listener(Protocol):
@@ -60,7 +60,7 @@ class RequestParser:
     Attributes:
         in_head: whether a request has begun whose head is not complete.
         broken: whether the input was invalid, so that parsing has ended.
-        passed_on_bytes: how much of a body must be left to bypass llhttp.
+        passed_on_bytes: how many bytes of a body must be left to bypass llhttp.
     """
 
     passed_on_bytes = PASSED_ON_BYTES
@@ -72,7 +72,8 @@ class RequestParser:
         self._head: Request | None = None
         self._head_bytes = 0
         self._header_count = 0
-        # Bytes that llhttp has not reported: it reports an endless header never, but keeps all of it.
+        # Bytes that llhttp has not reported yet: it keeps all of a header, and never reports one that does
+        # not end.
         self._unseen_bytes = 0
         self._pieces: list[bytes] = []  # pieces of a body, from this feed
         self._chunks = 0  # chunks of a chunked body
@@ -219,7 +220,10 @@ class RequestParser:
             raise _Enough
 
     def on_body(self, data: bytes) -> None:
-        """Keep a piece of a body; a chunk may have one byte, and there may be thousands."""
+        """
+        Keep a piece of a body until all of this feed is parsed: there may be thousands of chunks with one
+        byte.
+        """
         if not self.broken:
             self._chunked_bytes += len(data)
             self._pieces.append(data)

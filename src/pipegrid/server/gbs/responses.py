@@ -46,7 +46,7 @@ class Answer:
         status: the HTTP status.
         head: status line and headers, without the empty line.
         body: the bytes of the body, if there is no stream.
-        stream: the body of a large answer; the receiver of the answer closes the stream.
+        stream: the body of a large answer, which the receiver of the answer must close; None for a small one.
     """
 
     status: int
@@ -111,7 +111,7 @@ class ResponsePieces:
     A long message in memory, sent in pieces.
 
     Args:
-        held: called once, when the message is no longer in memory.
+        held: called once, when the message is no longer in memory, to stop counting it.
     """
 
     def __init__(self, pieces: Sequence[Buffer], held: Callable[[], None]) -> None:

@@ -130,26 +130,32 @@ class GbsService:
 
     def has_space_for(self, shares: int) -> bool:
         """
-        Return whether this number of further shares, at most ``MAX_COMMITS``, may wait to become durable.
+        Return whether this number of further shares may wait to become durable; at most ``MAX_COMMITS`` wait
+        in all.
         """
         return self.commits + shares <= MAX_COMMITS
 
     def call_when_space(self, call: Callable[[], None]) -> None:
-        """Call a function once, when fewer shares wait; the limit may be reached again by then."""
+        """
+        Call a function once, when fewer shares wait than now. When the function is called, the limit may be
+        reached again.
+        """
         self._waiting_for_space.append(call)
 
     @property
     def takes_whole(self) -> bool:
-        """Whether shares that arrive as a whole may be stored without a name until they are durable."""
+        """
+        Whether a share that arrives as a whole is written to an unnamed file, and named when it is durable.
+        """
         return self._durability.syncs_unnamed
 
     def received(self, upload: IncomingShare, length: int) -> None:
-        """Count share data that was written, or was rejected."""
+        """Count received share data, whether it was written or rejected."""
         self.received_bytes += length
         self._durability.written(upload)
 
     def reserve(self, shares: int) -> None:
-        """Count shares that wait to become durable, before they do; a negative number releases them."""
+        """Count shares before they begin to wait to become durable; a negative number releases that many."""
         self.commits += shares
         if shares < 0:
             self._notify_space()
@@ -361,7 +367,9 @@ class GbsService:
         return responses.OK
 
     def note_corrupt(self, storage_index: bytes, number: int, reason: str, mutable: bool) -> None:
-        """Record a client's advisory about a share, and log it; beyond the limit, advisories are ignored."""
+        """
+        Record a client's advisory about a share, and log it, unless there are too many advisories already.
+        """
         if self.store.advise_corrupt_share(storage_index, number, reason, mutable):
             log.warn(
                 "a client found share {number} of {index} corrupt: {reason}",
@@ -394,7 +402,10 @@ class GbsService:
         return True
 
     def tidy(self) -> None:
-        """Give the memory of large messages back to the system; called periodically."""
+        """
+        If large messages took much memory and have released almost all, give it back to the system; called
+        periodically.
+        """
         if self._held_most > GIVE_BACK_BYTES and self._held_bytes < LARGE_MESSAGE_BYTES:
             self._held_most = 0
             process_settings.trim_heap()

@@ -27,7 +27,7 @@ from pipegrid.wire.storage_messages import (
 )
 
 _NUMBER_BYTES = 64
-"""The memory of one share number in a set, and of an answer without its numbers and samples."""
+"""The memory in bytes of one share number in an answer, and of an answer without numbers and samples."""
 
 
 class SurveyService(ReadService, Protocol):
