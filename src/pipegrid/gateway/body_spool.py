@@ -65,7 +65,7 @@ class SpoolSpace:
 
     def check(self, wanted_bytes: int) -> None:
         """
-        Check that the disk has space for more bytes.
+        Check that the disk has space for ``wanted_bytes``, in addition to the space that bodies leave free.
 
         Raises:
             BodyRefused: the disk has too little space.
@@ -95,13 +95,14 @@ class BodySpool:
     """
     The body of one request, as it arrives.
 
-    A request is answered after its body has arrived, so ``check`` raises errors that occurred before.
+    An error while the body arrives is kept in ``refused``, and raised later by ``check``: the request is
+    answered only after its body.
 
     Args:
         expected_bytes: size that the request announced; None: not announced.
 
     Attributes:
-        size: number of bytes that arrived.
+        size: number of bytes that were accepted.
         most_bytes: maximum size, set by ``allow``; None: limited only by the space on the disk.
         refused: why the body is dropped; None: it is kept.
         hasher: hashes the bytes as they arrive; None: no hash is needed.

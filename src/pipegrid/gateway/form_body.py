@@ -49,7 +49,9 @@ class FormFile:
 
     @contextmanager
     def opened(self) -> Iterator[SourceLike]:
-        """Yield the bytes of the file for ``Grid.put``, until the ``with`` block ends."""
+        """
+        Yield the content of the file as a source for ``Grid.put``, usable until the ``with`` block ends.
+        """
         if self.size <= IN_MEMORY_BYTES:
             self.body.check()
             yield self.body.read_at(self.start, self.size)
@@ -111,7 +113,7 @@ class FormBody(BodySpool):
         Return the fields of the form, except its files; call this after the form has arrived.
 
         Raises:
-            BodyRefused: the form is malformed or too large.
+            BodyRefused: the form was dropped, or is malformed.
         """
         if self.refused is None:
             try:
@@ -128,7 +130,10 @@ class FormBody(BodySpool):
             raise BodyRefused(f"a field of the form is not valid {charset}", 400) from None
 
     def chosen_files(self) -> list[FormFile]:
-        """Return the files of the form, without a last field for which no file was chosen."""
+        """
+        Return the files of the form; a last file field without a chosen file is left out, unless it is the
+        only one.
+        """
         return self.files[:-1] if len(self.files) > 1 and self.files[-1].is_empty else self.files
 
     def close(self) -> None:

@@ -105,7 +105,7 @@ class NodeFiles:
 log = Logger()
 
 ENDING_S = 20.0
-"""How long running requests may take to finish when the gateway stops."""
+"""Maximum time that ``stop`` waits for files of SFTP, and then again for running requests."""
 
 KEYS_AHEAD = 16
 """Number of directory keys made in advance: a new restic repository and its first backup need about 12."""
@@ -154,7 +154,7 @@ class RunningGateway:
         Claim the directory, and listen.
 
         Raises:
-            UsageError: another process uses the directory or the port, or the port is not valid.
+            UsageError: the directory or a port cannot be used, or a setting of SFTP or restic is not valid.
         """
         self.files.claim()
         try:
@@ -221,8 +221,10 @@ class RunningGateway:
 
     async def stop(self, ending_s: float = ENDING_S) -> None:
         """
-        Stop listening, wait at most ``ending_s`` for running requests, interrupt the others, and release the
-        directory.
+        Stop listening, and release the directory at the end.
+
+        Wait at most ``ending_s`` for files of SFTP to be stored, then at most ``ending_s`` for running HTTP
+        requests; interrupt those that are left.
         """
         for port in self._ports:
             await maybeDeferred(port.stopListening)

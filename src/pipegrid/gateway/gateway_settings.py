@@ -28,23 +28,22 @@ DEFAULT_SFTP_PORT = "tcp:8022:interface=127.0.0.1"
 @attrs.frozen
 class GatewayLimits:
     """
-    Limits for all clients together.
+    Limits of connections, requests and downloads.
 
     Attributes:
-        connections: maximum number of open connections; a new one closes the one that has been idle the
-            longest.
-        idle_s: time limit of a connection without a request, and of a body of which no byte arrives.
+        connections: maximum number of open connections; a further one closes the one that has been idle the
+            longest, or is refused if none is idle.
+        idle_s: time limit of a connection without a request, and of a pause while a body arrives.
         head_s: time limit for the whole head of a request.
         stalled_s: a client that reads nothing of a response for this long is disconnected.
-        unread_bytes: maximum of response bytes held for clients that have stopped reading; above this, the
-            client that stopped first is disconnected.
+        unread_bytes: maximum of response bytes held for all clients that have stopped reading; above this,
+            the client that stopped first is disconnected.
         form_bytes: maximum size of a form's fields, without its files.
         text_bytes: maximum size of a request body that is a cap.
         children_bytes: maximum size of a request body that is JSON.
         mutable_bytes: maximum size of a mutable file that is written whole, or of a change at an offset; both
             are held in memory.
-        downloads: how many files of more than 256 KiB are fetched at the same time; others wait for their
-            turn.
+        downloads: how many downloads of more than 256 KiB run at the same time; others wait for their turn.
         archives: how many archives of directories are sent at the same time.
         spare_bytes: disk space that request bodies leave free.
     """
@@ -163,8 +162,8 @@ def load_settings(
 
 def endpoint_of(text: str) -> str:
     """
-    Return the Twisted endpoint description for a setting; as in Tahoe-LAFS, a number is a TCP port on all
-    interfaces.
+    Return the Twisted endpoint description for a setting. As in Tahoe-LAFS, a TCP port can be written without
+    ``tcp:``; a number alone is a TCP port on all interfaces.
     """
     text = text.strip()
     return f"tcp:{text}" if re.match("[0-9]", text) else text

@@ -3,7 +3,8 @@ HTTP responses, whole or written in pieces, and the status and text with which t
 exception.
 
 A client that disconnects cancels the work that its request started. Some clients search error texts for
-Tahoe-LAFS's words, so these come first: ``NotEnoughSharesError:``, ``No such child:``.
+Tahoe-LAFS's words, such as ``NotEnoughSharesError:`` and ``No such child:``, so error texts begin with these
+words.
 """
 
 from __future__ import annotations
@@ -245,7 +246,10 @@ class ResponseStream:
             await self._resumed.wait()
 
     def follow(self, producer: IPushProducer | None) -> None:
-        """Pause this producer of pieces while the client reads slowly; None ends this."""
+        """
+        Pause ``producer``, which makes the pieces, while the client reads slowly; None: pause no producer any
+        more.
+        """
         self._producer = producer
         if producer is not None and self._paused:
             producer.pauseProducing()

@@ -1,8 +1,8 @@
 """
 The gateway's HTTP server: limits of requests, checks of request heads, default headers, and the access log.
 
-``GatewayLimits`` has the limits. A ``BodySpool`` collects the body of a request, which is handled when the
-body is complete. ``web_api.web_arguments`` parses forms.
+``GatewayLimits`` has the limits. A ``BodySpool`` collects the body of a request; a form with files is parsed
+into a ``FormBody``. A request is handled when its body is complete.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pipegrid.reactor.deferreds import Timer
 from pipegrid.reactor.tcp_transport import send_written, socket_of, unsent_bytes
 
 MAX_HEAD_BYTES = 64 << 10
-"""Maximum size of a request line with all headers: a file name of 5000 characters may take 45 kB."""
+"""Maximum size of a request line with all headers: a file name of 5000 characters takes up to 45 kB."""
 
 MAX_HEADERS = 100
 
@@ -41,7 +41,7 @@ MAX_EARLY_BYTES = 16 << 10
 """Maximum size of further requests that are read from a client before its current request is answered."""
 
 LINGER_S = 2.0
-"""How long a client may keep sending after its request head was refused, so that it can read the response."""
+"""How long a connection stays open after its request head was refused, for the client to read the error."""
 
 HEADERS = (
     (b"x-frame-options", b"DENY"),
@@ -53,7 +53,7 @@ HEADERS = (
         b"default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'",
     ),
 )
-"""Headers of every response; a resource may replace them."""
+"""Headers of every response; a resource can replace them."""
 
 SHOWN = frozenset(
     {
@@ -68,14 +68,14 @@ SHOWN = frozenset(
         b"helper_status",
     }
 )
-"""First parts of paths that the log shows; other paths contain caps, perhaps mistyped."""
+"""First parts of paths that the log shows, apart from ``uri`` and similar; others may be mistyped caps."""
 
 log = Logger()
 
 
 @runtime_checkable
 class LooksAtHeads(Protocol):
-    """A resource below ``/`` that may refuse a request body before the body arrives."""
+    """A resource below ``/`` that can refuse a request body before the body arrives."""
 
     def look_at_head(
         self, method: bytes, path: bytes, headers: Headers, length: int | None, body: BodySpool
@@ -94,8 +94,10 @@ class GatewayRequest(Request):
     One request to the gateway.
 
     Attributes:
-        body: the request body; complete when the request is rendered.
-        has_head, is_whole: whether the head, and the body, have arrived.
+        body: the request body; complete when the request is rendered, unless it was refused.
+        has_head: whether the head has arrived.
+        is_whole: whether the head and the body have arrived, or the body was refused before the client sent
+            it.
     """
 
     defaultContentType = b"text/plain;charset=utf-8"
@@ -146,7 +148,7 @@ class GatewayRequest(Request):
         )
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
-        """Handle the request, which has arrived completely; handlers parse forms themselves."""
+        """Handle the request, whose body is complete or was refused."""
         self.is_whole = True
         self.method, self.uri, self.clientproto = command, path, version
         self.path, _, query = path.partition(b"?")
@@ -288,8 +290,8 @@ class GatewayChannel(HTTPChannel):
 
     def _send100Continue(self) -> None:
         """
-        Ask for the body, since the client waits before it sends the body; if it is refused, send the error at
-        once.
+        Ask the client, which waits for this, to send the body; if the body is refused, send the error
+        instead.
         """
         if self.length == 0:  # the client sends no body
             return
@@ -353,7 +355,7 @@ class GatewayChannel(HTTPChannel):
 
     def pauseProducing(self) -> None:
         """
-        Note that the client reads too slowly; if it reads nothing for ``stalled_s``, it is disconnected.
+        Note that the client reads too slowly; a client that reads nothing for ``stalled_s`` is disconnected.
         """
         self._stopped_reading = True
         self.stalled_s = self.site.clock.seconds()
@@ -362,7 +364,7 @@ class GatewayChannel(HTTPChannel):
         super().pauseProducing()
 
     def _stalled(self) -> None:
-        """Disconnect the client, unless it has read some bytes since the last call."""
+        """Disconnect the client, unless it has read some bytes since the previous check."""
         before, self._unsent_bytes = self._unsent_bytes, unsent_bytes(self.transport)
         if 0 < self._unsent_bytes < before:
             self._stall.set(self.site.limits.stalled_s)
@@ -370,7 +372,10 @@ class GatewayChannel(HTTPChannel):
             self.abort()
 
     def timeoutConnection(self) -> None:
-        """Close an idle connection; if its client still has a response to read, wait once more."""
+        """
+        Close an idle connection; if its client still has a response to read, wait for another ``idle_s``
+        instead.
+        """
         if self._stopped_reading:
             self.setTimeout(self.timeOut)
         else:
@@ -399,8 +404,8 @@ class GatewayChannel(HTTPChannel):
 
     def readConnectionLost(self) -> None:
         """
-        Handle a client that sends no more; if its request is incomplete, send the error, which it may still
-        read.
+        Close the connection of a client that sends no more; if its last request is incomplete, send an error
+        first.
         """
         if self._refused:
             self.transport.loseConnection()  # after the error is sent
@@ -431,7 +436,7 @@ class GatewayChannel(HTTPChannel):
         Send an error, and drop what the client still sends; an immediate close could destroy the error.
 
         Args:
-            sends_on: whether the client may send more.
+            sends_on: False: the client has ended its side of the connection, so nothing is left to drop.
         """
         if self._refused:
             return
@@ -501,7 +506,10 @@ class GatewaySite(Site):
         self._tell = tell or log.info
 
     def buildProtocol(self, addr: IAddress | None) -> Any:
-        """Return a new connection; None if the maximum number is open and all have requests."""
+        """
+        Return a new connection. If the maximum number is open, close the one that has been idle the longest;
+        return None if all have requests.
+        """
         if len(self.channels) >= self.limits.connections and not self._make_space():
             self.refused += 1
             return None

@@ -1,6 +1,4 @@
-"""
-Protection against requests that pages of other sites make a browser send: decides by the head of a request.
-"""
+"""Refuses requests that pages of other sites make a browser send; decides by the head of each request."""
 
 from __future__ import annotations
 

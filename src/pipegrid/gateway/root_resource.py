@@ -1,4 +1,4 @@
-"""The root of the gateway's site: the resource for each first part of a path; and what monitors a gateway."""
+"""The root of the gateway's site, with the resource for each first part of a path; and ``Monitoring``."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def _nothing(_: ApiRequest) -> HttpResponse | None:
 
 class Monitoring:
     """
-    What monitors one gateway, and the operations that it runs for clients.
+    The objects that monitor one gateway, and the operations that the gateway runs for clients.
 
     Args:
         token: returns the secret that ``/private`` requires.

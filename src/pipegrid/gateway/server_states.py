@@ -17,7 +17,7 @@ from pipegrid.wire.storage_messages import ServerIdentity
 
 # Servers are queried when a client asks for their states, at most every ``FRESH_S``. States that are less
 # than ``STALE_S`` old are returned at once. If they are older, the client waits up to ``ANSWER_S`` for
-# responses, so an unreachable server delays it by no more than that.
+# responses, so an unreachable server delays the client by at most this time.
 
 FRESH_S = 10.0
 STALE_S = 30.0

@@ -54,7 +54,7 @@ OTHERS = "other servers"
 """The name under which bytes of servers beyond ``MAX_SERVERS`` are recorded."""
 
 JOINED_S = 0.0005
-"""Bytes to or from a server within this time are one burst; the time doubles whenever bursts are joined."""
+"""Bytes to or from a server within this time are one burst; doubled each time there are too many bursts."""
 
 
 class TrafficBurst(NamedTuple):
@@ -157,8 +157,8 @@ class TransferRecord:
         cap: the object's cap; None until it is known.
         size: size of the plaintext in bytes; None until it is known.
         done, total: the last progress report; see ``transfer.results.Progress``.
-        started_s, ended_s: seconds since 1970.
-        problem: why the transfer failed.
+        started_s, ended_s: seconds since 1970; ``ended_s`` is None until the end.
+        problem: why the transfer failed; empty if it did not.
         took_s: duration; None: the transfer is running, or its beginning was not recorded.
         samples: at most ``MAX_SAMPLES`` pairs: seconds since the beginning, and the fraction done by then.
         servers: for each share number, the server that the share was written to or read from, if known.
@@ -342,8 +342,8 @@ def joined(progress: Progress | None, record: TransferRecord) -> Progress:
     return report
 
 
-# Operations on directories use the same methods, so they are recorded, too: a listing as a retrieve, a change
-# as a publish. Reading a literal cap is not a transfer.
+# Operations on directories use the same methods, so they are recorded, too: the listing of a mutable
+# directory as a retrieve, its change as a publish. Reading a literal cap is not a transfer.
 
 
 class RecordedGrid(Grid):
@@ -384,7 +384,7 @@ class RecordedGrid(Grid):
         return self.records.follow("upload", start, _note_put)
 
     def put_many(self, sources: Any, **options: Any) -> Deferred[list[PutResult | Failure]]:
-        """Store many files; each is recorded when it has ended. See ``Grid.put_many``."""
+        """Store many files, which are recorded when all have ended; see ``Grid.put_many``."""
         return super().put_many(sources, **options).addCallback(self._note_many)
 
     def _note_many(self, outcomes: list[PutResult | Failure]) -> list[PutResult | Failure]:

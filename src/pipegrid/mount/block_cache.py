@@ -1,8 +1,8 @@
 """
 A cache of file blocks on the local disk, so that data that was read once is not fetched again.
 
-The blocks are in files without names, whose space the system frees when the process ends in any way. So no
-later process can use wrong blocks. The checksum of each block is kept in memory.
+The blocks are in files without names, whose space the system frees however the process ends. So no later
+process can use wrong blocks. The checksum of each block is kept in memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ of large files use small slots; slots of the last size use what remains.
 """
 
 LEAST_BYTES = 1 << 20
-"""Minimum size of the cache; a smaller cache would drop blocks before they are used."""
+"""Minimum size of the cache, even if less is configured: else blocks would be dropped before their use."""
 
 BlockKey = tuple[Cap, int]
 
@@ -101,7 +101,8 @@ class BlockFile:
         Store a block, unless it is cached already.
 
         Raises:
-            OSError: the disk is full or fails; the block is not cached.
+            OSError: the disk is full or fails, or all slots are being written (ENOBUFS); the block is not
+                cached.
         """
         with self._lock:
             if key in self._blocks or self._is_closed():
@@ -170,8 +171,8 @@ class BlockCache:
 
     Args:
         directory: directory for the cache's files; if missing, it is created with access only for its owner.
-        size_bytes: size of the whole cache.
-        say: called once, in any thread, with a sentence, if the disk is full or fails.
+        size_bytes: size of the whole cache; raised to ``LEAST_BYTES`` if smaller.
+        say: called at most once, in any thread, with a sentence, if the disk is full or fails.
 
     Raises:
         SinkError: the directory or a file cannot be created.
@@ -198,11 +199,11 @@ class BlockCache:
             ) from error
 
     def read(self, cap: Cap, number: int, length: int) -> bytes | None:
-        """Return a block of a file, which has this length; None: it is not cached."""
+        """Return a block of a file; ``length`` is the block's length. None: it is not cached."""
         return self._file(length).read((cap, number))
 
     def has(self, cap: Cap, number: int, length: int) -> bool:
-        """Return whether a block of a file, which has this length, is cached."""
+        """Return whether a block of a file is cached; ``length`` is the block's length."""
         return (cap, number) in self._file(length)
 
     def write(self, cap: Cap, number: int, data: bytes | memoryview) -> None:

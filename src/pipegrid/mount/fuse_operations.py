@@ -2,8 +2,9 @@
 The operations that FUSE calls in its own threads; each runs in the reactor's thread, and the FUSE thread
 waits.
 
-Each operation ends within a time limit, with a result or a system error. After a failure, the same path fails
-at once for some seconds, so that programs that retry do not occupy all threads.
+Each operation ends within a time limit, with a result or a system error. After the grid could not read a
+path, operations on the same path fail at once for some seconds, so that programs that retry do not occupy all
+threads.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ OPERATION_S = 60.0
 """Time limit of an operation, after which it fails."""
 
 FAILED_S = 5.0
-"""How long operations on a path fail at once after a failure."""
+"""How long operations on a path fail at once after the grid could not read the path."""
 
 MOST_HANDLES = 4096
 """Maximum number of open files."""
@@ -206,7 +207,8 @@ class FuseOperations:
         Run a coroutine in the reactor's thread, wait for it, and return its result.
 
         Raises:
-            OSError: it failed or took too long, or the tree is being unmounted.
+            OSError: the coroutine failed or took too long, another has failed for this path within
+                ``FAILED_S``, or the tree is being unmounted.
         """
         call = _Call(path)
         with self._lock:

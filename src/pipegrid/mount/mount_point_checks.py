@@ -65,10 +65,10 @@ def check_mount_point(directory: str, say: Callable[[str], object]) -> str:
     """
     Return the absolute path of a directory where a tree can be mounted.
 
-    If a killed process has left a mount on the directory, it is unmounted first.
+    If a killed process of PipeGrid has left its mount on the directory, that is unmounted first.
 
     Args:
-        say: called with a sentence if a mount that was left is unmounted.
+        say: called with a sentence if such a mount is unmounted.
 
     Raises:
         UsageError: the directory does not exist, is in use, is not empty, or is not writable.
@@ -137,10 +137,10 @@ def mounted_type(path: str) -> str | None:
 
 def set_read_ahead(path: str, settings: str = "/sys/class/bdi") -> bool:
     """
-    Make the kernel read a mounted tree ahead in requests of ``READ_AHEAD_KIB``, if this process may; blocks.
+    Make the kernel read a mounted tree at least ``READ_AHEAD_KIB`` ahead, if possible; blocks the thread.
 
     Returns:
-        False: the setting does not exist, or this process may not change it; usually only root may.
+        False: the setting does not exist, or this process cannot change it; usually only root can.
     """
     try:
         os.statvfs(path)  # waits until FUSE is set up; FUSE would override an earlier setting
@@ -157,7 +157,7 @@ def set_read_ahead(path: str, settings: str = "/sys/class/bdi") -> bool:
 
 def unmount(path: str, lazy: bool = False) -> bool:
     """
-    Unmount a tree of this user, and return whether that succeeded; blocks.
+    Unmount a tree of this user, and return whether that succeeded; blocks the thread up to ``UNMOUNT_S``.
 
     Args:
         lazy: detach the tree even if programs use it; it is unmounted when they have closed their files.

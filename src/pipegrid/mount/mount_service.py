@@ -201,7 +201,7 @@ class Mount:
         Make running operations fail, unmount the tree, and free the cache.
 
         Returns:
-            False: programs have files open; their next read fails when this process has ended.
+            False: programs use the tree, so it was only detached; most of their further reads fail.
         """
         self._operations.close()
         self._tree.close()

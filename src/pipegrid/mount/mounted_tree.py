@@ -35,10 +35,10 @@ MountedPath = tuple[str, ...]
 """Names, beginning at the mount point, as ``os.fsdecode`` returns them."""
 
 MOST_DEPTH = 1000
-"""Maximum number of names in a path: a mutable directory may contain itself."""
+"""Maximum number of names in a path: a mutable directory can contain itself."""
 
 RUNS_FRESH_S = 10.0
-"""How long the list of backups is used before it is read again; doubled after each failure to read it."""
+"""How long the list of backups is used before it is read again; each failure doubles this, up to a minute."""
 
 RUNS_FRESH_MOST_S = 60.0
 
@@ -67,9 +67,10 @@ class MountedNode:
         kind: ``unreadable``: no read cap of a known kind exists, so the object cannot be opened.
         mode: permissions, without those to write.
         mtime_ns: time of the last change, in nanoseconds since 1970.
-        cap: the read cap; None for links, and for the directories that contain the runs of backups.
+        cap: the read cap; None for links, unreadable objects, and directories that are not stored on the
+            grid.
         target: target of a link.
-        inside: content of a directory that is not stored on the grid.
+        inside: content of a directory that is not stored on the grid; None for all other nodes.
     """
 
     kind: MountedKind
@@ -290,8 +291,9 @@ class AccessOrder:
         """
         Return the positions of children to fetch in advance, after a child was opened.
 
-        If the first child opened is near the beginning, two more are fetched. Their number doubles with each
-        child that is opened in order. It is 0 after a child that is opened out of order.
+        If the first child opened is one of the first five, the next two are fetched. This number doubles with
+        each further child that is opened in order, up to ``MOST_AHEAD``. After a child that is opened out of
+        order, none is fetched. No position is returned twice in one sequence.
 
         Args:
             place: a directory.
@@ -357,7 +359,7 @@ class MountedTree:
     Everything below a mount point; call the methods in the reactor's thread.
 
     A directory is read when it is used; a mutable one is read again if it is used some seconds later. While a
-    program lists subdirectories in order, the next ones are read in advance.
+    program lists the subdirectories of an immutable directory in order, the next ones are read in advance.
 
     Args:
         root: returns the node of the mount point.
@@ -376,8 +378,8 @@ class MountedTree:
         Return what a path leads to.
 
         Raises:
-            OSError: the path does not exist, goes through an object that is not a directory, or goes in a
-                circle.
+            OSError: the path does not exist, has too many names, goes through an object that is not a
+                directory, or goes in a circle.
             PipegridError: a directory could not be read.
         """
         if len(path) > MOST_DEPTH:

@@ -54,8 +54,8 @@ class ObjectDirectory:
     One directory of a repository.
 
     An object in the cached list counts as present until the directory is read again, since the object's name
-    is the hash of its content. Objects that the list does not contain are looked up on the grid. Concurrent
-    changes become one publish (``transfer.mutable.write_queue``).
+    is the hash of its content. To find an object that the list does not contain, the directory is read again.
+    Concurrent changes become one publish (``transfer.mutable.write_queue``).
 
     Attributes:
         cap: write cap of the directory.
@@ -136,7 +136,7 @@ class ObjectDirectory:
     async def find(self, name: str) -> Cap | None:
         """
         Return the cap that has this name in the cached list or, if the list does not contain the name, on the
-        grid.
+        grid; None if neither has the name.
         """
         known = self.known(name)
         return (await self.read()).get(name) if known is None else known
@@ -162,7 +162,8 @@ class ObjectDirectory:
         Link an object; return when the changed directory is stored.
 
         Raises:
-            ChildExists: the directory has another object of this name, and ``replace`` is false.
+            ChildExists: the directory on the grid has an object of this name already, and ``replace`` is
+                false.
             PipegridError: see ``Directory.change``.
         """
         if self.known(name) == cap:
@@ -179,7 +180,7 @@ class ObjectDirectory:
         try:
             await self._directory.change([Unlink(name, must_exist=False)])
         finally:
-            self._changed(name, None)  # even after an error: it may be unlinked
+            self._changed(name, None)  # even after an error: perhaps the object was unlinked
 
     def _changed(self, name: str, cap: Cap | None) -> None:
         self._changes += 1

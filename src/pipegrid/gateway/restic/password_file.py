@@ -62,7 +62,7 @@ class PasswordFile:
     The users in a password file.
 
     Args:
-        path: the file, which is read again when it has changed.
+        path: the file, which is read again when it has changed; if that fails, no password is accepted.
         workers: threads that hash passwords.
         say: called with a sentence for each unusable line, and if the file cannot be read.
 
@@ -93,7 +93,7 @@ class PasswordFile:
 
     async def user_of(self, authorization: str | None) -> str | None:
         """
-        Return the user whom an ``Authorization`` header names; None if the password is missing or wrong.
+        Return the user whom an ``Authorization`` header names; None if user or password is missing or wrong.
 
         Raises:
             TooManyPasswords: too many other passwords are being checked.

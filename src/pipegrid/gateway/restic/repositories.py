@@ -58,15 +58,15 @@ INLINE_KINDS = (CONFIG, KEYS, SNAPSHOTS)
 INLINE_BYTES = 1 << 10
 """
 Objects of ``INLINE_KINDS`` up to this size are stored as literal caps in their directory. This saves one of
-two round trips when they are stored, and all when they are read. Locks are not stored so: if too few servers
-store the directory, the lock counts as not stored, although some servers have it.
+two round trips when they are stored, and all when they are read. Locks are not stored so: if a publish of the
+directory reached too few servers, a lock would count as not stored, although some servers have it.
 """
 
 AHEAD_S = 1.0
 """Maximum age of a list that was read in advance, in seconds."""
 
 _LISTED_TOGETHER = {INDEX: SNAPSHOTS, SNAPSHOTS: INDEX}
-"""restic lists indexes and snapshots one after the other, so the second is read in advance."""
+"""Listing one of these kinds reads the other in advance: restic lists both, one after the other."""
 
 File = ChkCap | LitCap
 
@@ -80,7 +80,7 @@ MAX_SMALL = 256
 """Maximum number of cached contents."""
 
 SMALL_S = 60.0
-"""How long a content stays in the cache; after this, a loss of the object on the grid is noticed."""
+"""How long a content stays in the cache; until then, a loss of the object on the grid is not noticed."""
 
 
 class SmallObjects:
@@ -146,8 +146,9 @@ class Repository:
     When ``store`` returns, the object is stored and linked. The directory for its link is read or created
     while the object is stored.
 
-    restic locks a repository before it reads it. So if too few servers are reachable to store a **lock**, it
-    is held in memory. Other changes first store these locks, and fail if that fails.
+    restic stores a **lock** even before it reads a repository. If too few servers are reachable to store the
+    lock, it is held in memory, so that restic can still read. Other changes first store these locks, and fail
+    if that fails.
 
     Args:
         directory: the repository's directory.
@@ -320,7 +321,10 @@ class Repository:
         return directory
 
     async def remove(self, kind: str, object_id: str) -> None:
-        """Unlink an object, if it exists; return when the changed directory is stored."""
+        """
+        Remove an object, if it exists: drop a lock that is held in memory; unlink any other object, and
+        return when the changed directory is stored.
+        """
         if kind == LOCKS:
             if self._held.pop(object_id, None) is not None:
                 return
@@ -470,7 +474,9 @@ class Repositories:
 
 
 def _known_way(root: ObjectDirectory, folders: Sequence[str]) -> list[ObjectDirectory]:
-    """Return the directories from the root to a repository's own, as far as cached lists contain them."""
+    """
+    Return the directories on the path from the root to a repository, as far as cached lists contain them.
+    """
     way = [root]
     for name in folders:
         cap = way[-1].known(name)

@@ -101,7 +101,7 @@ def _is_reserved(name: str) -> bool:
 
 
 def is_folder_name(name: str) -> bool:
-    """Return whether a repository or a user's folder may have this name."""
+    """Return whether a repository or a user's folder can have this name."""
     return (
         0 < len(name) <= MAX_NAME_CHARACTERS
         and name.isprintable()
@@ -165,8 +165,8 @@ class ObjectRange:
 
 def parse_object_range(header: str | None, size: int) -> ObjectRange | None:
     """
-    Return the part of an object of ``size`` bytes that a ``Range`` header requests; None if it begins after
-    the end.
+    Return the part of an object of ``size`` bytes that a ``Range`` header requests; None if the range begins
+    after the end.
 
     A header that is not a single range of bytes is ignored, as HTTP permits.
     """

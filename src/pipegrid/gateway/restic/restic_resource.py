@@ -2,7 +2,7 @@
 The resource ``/restic``: requests of restic's REST protocol, versions 1 and 2, and their responses.
 
 ``/restic/NAME/`` and ``/restic/USER/NAME/`` are repositories. Statuses are those of rest-server, so that
-restic knows which failures are final. But to store an object again with the same content succeeds, since
+restic knows which failures are final. However, storing an object again with the same content succeeds, since
 restic repeats a request whose response was lost.
 """
 
@@ -79,7 +79,9 @@ class ResticResource(Resource):
     def look_at_head(
         self, method: bytes, path: bytes, headers: Headers, length: int | None, body: BodySpool
     ) -> None:
-        """Refuse a body that is too large or comes without a valid user, before the body arrives."""
+        """
+        Refuse a body before it arrives if it is too large or, unless it fits into memory, has no valid user.
+        """
         body.allow(MAX_OBJECT_BYTES)
         body.hasher = hashlib.sha256()
         if self._settings.no_auth or (length is not None and length <= IN_MEMORY_BYTES):
@@ -135,7 +137,10 @@ class ResticResource(Resource):
     # Access.
 
     async def _admitted(self, request: Any) -> str | None:
-        """Return the user of a request; None if no passwords are required."""
+        """
+        Return the user of a request, None if no passwords are required; raise WebError if the client has no
+        access.
+        """
         if self._settings.no_auth:
             if _is_on_this_machine(request):
                 return None

@@ -36,7 +36,7 @@ class Account:
 
     Attributes:
         key: public key as SSH sends it; None: the account has a password.
-        password_hash: see ``password_hash``; empty: the account has a key.
+        password_hash: the result of the function ``password_hash``; empty: the account has a key.
     """
 
     name: str
@@ -101,8 +101,10 @@ class Accounts:
     """
     The accounts of a file, which is read again when it has changed.
 
+    If the changed file cannot be used, the previous accounts stay.
+
     Raises:
-        UsageError: the file cannot be read, or a line is malformed.
+        UsageError: at the start, the file cannot be read, or a line is malformed.
     """
 
     _log = Logger()
@@ -161,7 +163,10 @@ class Accounts:
         return found
 
     def with_key(self, name: str, key: bytes) -> Account | None:
-        """Return the account with this name and public key; the caller must verify the client's signature."""
+        """
+        Return the account with this name and public key, or None; the caller must verify the client's
+        signature.
+        """
         matching = (each for each in self._current() if (each.name, each.key) == (name, key))
         return next(matching, None)
 

@@ -34,7 +34,7 @@ MOST_FILES = 512
 """Maximum number of files that are written at the same time; each may need a temporary file."""
 
 MOST_FILES_OF_ACCOUNT = 256
-"""Maximum for all sessions of one account, so that other accounts can write, too."""
+"""Maximum number of such files in all sessions of one account, so that other accounts can write, too."""
 
 MEMORY_BYTES = 16 << 10
 """Content of up to this size stays in memory; larger content goes to a temporary file."""
@@ -104,9 +104,12 @@ def _write_all(file: BinaryIO, data: bytes | bytearray, offset: int) -> None:
 
 class WriteBuffer:
     """
-    The content of a file that is being written; up to ``MEMORY_BYTES`` of it are held in memory.
+    The content of a file that is being written: in memory up to ``MEMORY_BYTES``, then in a temporary file.
 
     Each method that changes the content raises SftpError if there is too little space.
+
+    Raises:
+        SftpError: too many files are being written.
     """
 
     def __init__(self, space: TemporarySpace) -> None:
@@ -224,13 +227,13 @@ class WrittenFile:
             handle.
         entry: the file's entry in its directory; None: not linked yet.
         buffer: the content; see ``WrittenFiles.load``.
-        is_loaded: whether ``buffer`` contains the grid's content; otherwise that is fetched before the first
-            use.
+        is_loaded: whether ``buffer`` contains the grid's content; if not, the content is fetched before its
+            first use.
         attributes: attributes that were set and are not stored yet.
         replace: whether the file may replace a child that another client linked after the file was opened.
         handles: number of open handles.
         writers: number of open handles for writing.
-        storing: number of closes and syncs that are being stored.
+        storing: number of closes and syncs that are storing the file or wait to do so.
         is_changed: whether the content has changes that are not stored.
         is_broken: whether a write has failed; the file is not stored then, since its content is incomplete.
         is_linking: whether its directory is being changed; the place must not change meanwhile.
@@ -437,7 +440,7 @@ class WrittenFiles:
             elif not file.writers and not file.storing and file.is_changed:
                 self.move(file, None)  # no handle is left that would store the changes
         finally:
-            if not file.handles:  # otherwise the file was opened again while it was stored
+            if not file.handles:  # else other handles are open, perhaps opened meanwhile
                 self._forget(file)
             file.linked.fire(None)
 
@@ -499,7 +502,7 @@ class WrittenFiles:
             await looking
         finally:
             looking.cancel()
-        if file.place is not None:  # otherwise it was removed while it was stored
+        if file.place is not None:  # otherwise the file was removed while it was stored
             await self._link(file, file.place, cap)
 
     async def _link(self, file: WrittenFile, place: LinkPlace, cap: ChkCap | LitCap) -> None:

@@ -27,7 +27,7 @@ def attributes_of(
     Return the attributes that a client gets for an entry.
 
     Args:
-        metadata: the entry's metadata, which any program may have written.
+        metadata: the entry's metadata, which any program can write, so values can be invalid.
         size: size of a file; None: unknown, or not a file.
         writable: whether the account can change the entry's directory.
     """
@@ -81,7 +81,8 @@ def metadata_changes(
         ours["mode"] = change.mode & _PERMISSIONS
         changes["st_mode"] = _TYPES[kind] | ours["mode"]
     if change.times is not None and ours.get("mtime_ns", -1) // 10**9 != change.times[1]:
-        # If the new time is in the same second, the nanoseconds that another program stored are kept.
+        # If the new time is in the same second as the stored one, the nanoseconds that another program stored
+        # are kept.
         ours["mtime_ns"] = change.times[1] * 10**9
         changes["mtime"] = float(change.times[1])
     if change.ids is not None:

@@ -69,7 +69,7 @@ class ReadHandle:
 @attrs.define(eq=False)
 class WriteHandle:
     """
-    A handle of a file that is being written; this handle may still be one for reading only.
+    A handle of a file that is being written; the handle itself can be for reading only.
 
     Attributes:
         append: whether all writes append to the file.
@@ -138,8 +138,8 @@ async def open_file(
     Open a file, and return its handle.
 
     Args:
-        owner: the session; if two sessions create the same file, each writes its own copy, and the last close
-            wins.
+        owner: the session; if two sessions open the same file and truncate it, each writes its own copy, and
+            the last close wins.
         flags: see ``OpenFlag``.
         attributes: attributes of a new file.
 

@@ -186,7 +186,10 @@ class Fields:
 
 
 class RequestBuffer:
-    """Splits the bytes of a channel into requests; holds at most one incomplete request and a window."""
+    """
+    Splits the bytes of a channel into requests; holds the bytes of at most one request and one receive
+    window.
+    """
 
     def __init__(self) -> None:
         self._data = bytearray()

@@ -59,7 +59,7 @@ MOST_REQUESTS = 64
 """How many requests of a session run at the same time; further ones wait in its buffer."""
 
 _CONTENT_SHARE = 2
-"""Running requests hold at most the channel's window divided by this number, in bytes of content."""
+"""The content of all running requests has at most the channel's window divided by this number."""
 
 _REQUEST_BYTES = 1024
 """Estimated memory of a request, in addition to its content."""
@@ -139,7 +139,7 @@ class SftpSession:
         self._handles: dict[bytes, Handle] = {}
         self._opening = 0
         self._next_handle = 0
-        self._running: dict[Deferred[bytes | None], int] = {}  # with their types
+        self._running: dict[Deferred[bytes | None], int] = {}  # for each request, its type
         self._running_bytes = 0
         self._begun = False
         self._most_bytes = channel.localWindowSize // _CONTENT_SHARE
@@ -467,7 +467,7 @@ class SftpSession:
 
 
 def _content_bytes(kind: int, data: bytes) -> int:
-    """Return how many bytes of content a request has, or its reply may have."""
+    """Return the bytes of content in a request, or the maximum bytes of content in its reply."""
     if kind == RequestKind.READ:
         return min(int.from_bytes(data[-4:], "big"), MAX_DATA_BYTES)
     if kind == RequestKind.READDIR:

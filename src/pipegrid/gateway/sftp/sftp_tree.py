@@ -78,7 +78,7 @@ def name_for_client(name: str) -> bytes | None:
     """
     Return the name of a child as bytes for clients; None if a path cannot contain the name, such as ``..``.
 
-    Any program may have written the directory, so such names occur.
+    Other programs can store such names in directories.
     """
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         return None
@@ -103,9 +103,10 @@ class PathTarget:
 
     Attributes:
         path: names, beginning at the account's directory.
-        above: the directories on the path, beginning with the account's directory.
-        entry: the entry in the last of these directories; None: it does not exist.
-        written: the file that is being written at this path.
+        above: the directories on the path, beginning with the account's directory; empty if the path leads to
+            the account's directory.
+        entry: the object's entry in the last of these directories; None: not linked.
+        written: the file that is being written at this path; None: there is none.
     """
 
     path: Path
@@ -128,7 +129,7 @@ class PathTarget:
         The cap of the directory at this path.
 
         Raises:
-            SftpError: nothing or no directory exists at this path.
+            SftpError: nothing exists at this path, or an object that is not a directory.
         """
         cap = None if self.entry is None else self.entry.best
         if not self.exists:
@@ -197,7 +198,7 @@ class AccountTree:
         Return directory and name, where a file or directory can be linked.
 
         Raises:
-            SftpError: the account cannot change the directory.
+            SftpError: this is the account's own directory, or the account cannot change the directory above.
         """
         if not spot.above:
             raise SftpError("the account's own directory has no other name, and cannot be replaced")
@@ -412,13 +413,13 @@ class AccountTree:
 
     async def rename(self, old: Path, new: Path, replace: bool) -> None:
         """
-        Rename a file or directory, which may move it into another directory.
+        Rename a file or directory, or move it to another directory.
 
         Args:
             replace: whether an existing file or empty directory may be replaced.
 
         Raises:
-            SftpError: this cannot be renamed so.
+            SftpError: the object does not exist or cannot be changed, or the target cannot be replaced.
         """
         source, target = await self.locate(old), await self.locate(new)
         if not source.exists:

@@ -60,7 +60,7 @@ LOGIN_S = 120.0
 
 MOST_CONNECTIONS = 256
 MOST_LOGINS = 64
-"""Maximum number of connections without a login; a new one closes the oldest of them."""
+"""Maximum number of connections without a login; a further one closes the oldest of them."""
 
 MOST_CHANNELS = 8
 """Maximum number of channels per connection."""
@@ -88,7 +88,7 @@ SMALL_WINDOW_BYTES = 256 << 10
 _PACKET_BYTES = 32 << 10
 _LEAST_PACKET_BYTES = 1024
 _LOGIN_BUFFER_BYTES = 40_000
-"""Maximum received bytes that wait before the login; SSH servers must accept packets nearly this long."""
+"""Maximum bytes of an incomplete packet before login; SSH servers must accept packets nearly this long."""
 
 _BUFFER_BYTES = 320 << 10
 STALLED_S = 600.0
@@ -234,7 +234,7 @@ class SftpUserAuth(SSHUserAuthServer):
             refused: Deferred[Any] = Deferred()
             self.clock.callLater(self.passwordDelay, refused.errback, UnauthorizedLogin("too many"))
             return refused
-        # A password counts as wrong until it is found right, since the client may try others at the same
+        # A password counts as wrong until it is found right, since the client can try others at the same
         # time.
         limit.count(host, 1)
 
@@ -248,7 +248,8 @@ class SftpUserAuth(SSHUserAuthServer):
 
 class SftpChannel(SSHChannel):
     """
-    One SSH channel, which may become an SFTP session; implements ``sftp_session.Channel``.
+    One SSH channel, which becomes an SFTP session if the client requests that; implements
+    ``sftp_session.Channel``.
 
     Attributes:
         window_is_full: whether the client accepts no more bytes on this channel now.
@@ -487,7 +488,9 @@ class SftpTransport(SSHServerTransport):
             self.abort()
 
     def sendDisconnect(self, reason: int, desc: bytes) -> None:
-        """See ``SSHServerTransport``; closes the connection after a time even if the client does not read."""
+        """
+        See ``SSHServerTransport``; closes the connection after ``_CLOSE_S`` even if the client does not read.
+        """
         if not self._ended:
             super().sendDisconnect(reason, desc)
             self._ended = True
@@ -517,7 +520,7 @@ class SftpTransport(SSHServerTransport):
         self._exchanging = False
         self._resume()
 
-    # The transport pauses and resumes its producer.
+    # Called by the TCP transport, whose producer this object is.
 
     def pauseProducing(self) -> None:
         """Note that the client does not read."""
@@ -693,7 +696,7 @@ class FreeSpaceMeter:
         self._asked_at: float | None = None
 
     async def __call__(self) -> int:
-        """Return how many bytes of files the servers' free space can hold."""
+        """Return how many bytes of files fit into the servers' free space; 1 PiB until that is known."""
         now = self._grid.clock.seconds()
         if self._asked_at is None or now - self._asked_at > _SPACE_S:
             self._asked_at = now

@@ -97,7 +97,7 @@ def entity_tag(cap: Cap | None, operation: str) -> str | None:
 
 
 def matches(header: str | None, tag: str) -> bool:
-    """Return whether an ``If-None-Match`` header contains a tag, with or without quotes."""
+    """Return whether an ``If-None-Match`` header is ``*`` or contains a tag, with or without quotes."""
     if not header:
         return False
     return header.strip() == "*" or tag in _TOKEN.findall(header[:10_000])

@@ -13,8 +13,8 @@ from pipegrid.transfer.results import CheckResult, RepairResult
 # Fields and texts are exactly those of Tahoe-LAFS's web API; some clients compare the texts.
 #
 # **Healthy** has Tahoe-LAFS's meaning: each share has a good copy, and there is only one version. PipeGrid
-# also wants the shares on as many different servers as possible; a repair also does this, and reports it as a
-# repair.
+# also wants the shares on as many different servers as possible: a repair that stores shares for this is
+# reported as a repair, even if the object was healthy.
 
 Json = dict[str, Any]
 
@@ -134,8 +134,8 @@ def repair_json(outcome: CheckResult | RepairResult | None, *, failed: bool = Fa
     attempted = bool(outcome.uploaded) or not outcome.before.healthy
     after = check_json(outcome.after)
     if attempted and not isinstance(outcome.after, MutableCheckResult):
-        # Tahoe-LAFS writes its usual summary after the repair of a mutable file, but this one after that of
-        # an immutable file.
+        # After the repair of a mutable file, Tahoe-LAFS writes its usual summary; after that of an immutable
+        # file, one of these texts.
         after["summary"] = "healthy" if after["results"]["healthy"] else "not healthy"
     successful = attempted and outcome.after.is_complete
     return _repair(check_json(outcome.before), after, attempted, successful)

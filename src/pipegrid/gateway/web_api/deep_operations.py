@@ -33,7 +33,8 @@ from pipegrid.tree.tree_check import CheckReports, FirstMet, check_trees
 from pipegrid.tree.tree_grid import Grid
 from pipegrid.tree.walk import Met, TreePath, TreeStats, Unreadable, walk
 
-# An operation reports everything below a directory: each object once, but literal objects each time.
+# An operation reports everything below a directory: each object once, but literal objects wherever they
+# occur.
 #
 # If a directory cannot be read, the operation goes on, and reports the directory at the end: in a stream by a
 # line that begins with "ERROR:", as in Tahoe-LAFS; in a result under "unreadable". The operation fails only
@@ -148,7 +149,7 @@ async def visit(
 
     Args:
         found: called with each object's path and with the known cap that grants most.
-        ready: returns when the next object may be reported.
+        ready: returns when the client has read enough for the next object to be reported.
     """
     with walk(grid, root) as tree:
         async for met in tree:
@@ -253,7 +254,7 @@ async def deep_check(
 
     Args:
         ended: called with each object when its check or repair has ended.
-        ready: returns when the next object may be checked.
+        ready: returns when the client has read enough for the next object to be checked.
 
     Raises:
         UnhappyError: no server can be used.
@@ -299,7 +300,7 @@ async def _check_failed_repair(
         problems.add(place.path, place.best, failure.value)
         return
     ended(checked(place, result, True, failed=not cannot))
-    if not cannot:  # without a write cap, no repair was possible
+    if not cannot:  # otherwise no write cap was known, so no repair began
         problems.add(place.path, place.best, failure.value)
 
 

@@ -151,7 +151,8 @@ async def _child_of(
     call: ApiRequest, found: FoundObject, given: str, replace: bool = True
 ) -> FoundObject:
     """
-    Return the child that has this name in a directory, or the place of the name if there is no such child.
+    Return the child that has this name in a directory, or the place of the name if there is no such child;
+    raise WebError if there is one and ``replace`` is false.
     """
     place = _place_of(found, given)
     assert place.parent is not None

@@ -29,8 +29,9 @@ TURN_S = 2.0
 
 LONGEST_TURN_S = 120.0
 """
-Maximum duration of a turn. On a slow network, not even one segment arrives in ``TURN_S``. So a download that
-received nothing in a turn gets twice the time in its next turn, up to this limit.
+Maximum of the time that a download keeps its turn while others wait. On a slow network, not even one segment
+arrives in ``TURN_S``. So a download that received nothing in a turn gets twice the time in its next turn, up
+to this limit.
 """
 
 _LOOK_S = 0.5

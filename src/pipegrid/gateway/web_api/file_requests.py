@@ -171,7 +171,8 @@ def cap_text(cap: Cap | None, operation: str) -> HttpResponse:
 
 def tagged(call: ApiRequest, cap: Cap | None, response: HttpResponse) -> HttpResponse:
     """
-    Return a response with the entity tag of an immutable object; status 304 if the client has that already.
+    Return a response with the entity tag of an immutable object; status 304 if the client has the object
+    already.
     """
     tag = entity_tag(cap, call.arguments.operation)
     if tag is None:
@@ -197,7 +198,9 @@ async def _json(call: ApiRequest, found: FoundObject) -> HttpResponse:
 
 
 def _check_future(found: FoundObject) -> None:
-    """Refuse a text that is no cap of any version, since caps of later versions also begin with ``URI:``."""
+    """
+    Refuse a text that cannot be a cap, not even one of a later version, which would also begin with ``URI:``.
+    """
     cap = found.cap
     future = ("URI:", "ro.URI:", "imm.URI:")
     if found.child is None and isinstance(cap, UnknownCap) and not cap.text.startswith(future):

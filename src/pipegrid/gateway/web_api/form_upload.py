@@ -118,7 +118,9 @@ class FolderUpload:
             self._directories[path] = error
 
     async def _look(self, path: TreePath) -> None:
-        """Record which names exist in a directory, so that files of these names are not stored."""
+        """
+        Record which names exist in a directory: with ``replace=false``, files of these names are not stored.
+        """
         try:
             cap = self._directory(path).cap
             self._taken[path] = frozenset(await children_of(self._grid, cap))

@@ -74,7 +74,7 @@ def child_json(child: Child) -> list[Any]:
 
 
 def known_cap(child: Child) -> Cap | None:
-    """Return the cap of a child that grants most, if it is of a known kind; otherwise None."""
+    """Return the write cap of a child, or else its read cap, if of a known kind; None if neither is."""
     write, read = child.write_cap, child.read_cap
     if not (write is None or isinstance(write, UnknownCap)) and read in (None, write.readonly()):
         return write

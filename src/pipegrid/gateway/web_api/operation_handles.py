@@ -17,12 +17,12 @@ from pipegrid.reactor.deferreds import start_cancellable
 from pipegrid.tree.tree_grid import Grid
 
 # **How long.** A running operation is kept. A result that was never fetched is kept for four days or, if that
-# is longer, as long as the operation ran; after the first fetch, for one day. The argument ``retain-for``
+# is longer, as long as the operation ran; after a fetch, for one day from then. The argument ``retain-for``
 # replaces these times.
 #
 # **How much.** The number of operations, of running operations, and the memory of all results are limited. To
 # make space, the oldest results are dropped. Running operations are never dropped; if there are too many, a
-# new one is refused.
+# new one is refused. An operation fails if its result has no space although all others were dropped.
 #
 # **Who.** A client that knows a handle can read the manifest, and so every cap in it. A long handle cannot be
 # guessed, but a short one can. So after ``wrong_per_minute`` unknown handles in a minute, requests with short
@@ -148,7 +148,10 @@ class OperationHandles:
     def answered(
         self, handle: str, *, retain_s: float | None = None, release: bool = False
     ) -> None:
-        """Note that the state was sent to a client, which asks to keep the result longer or to drop it."""
+        """
+        Note that the state was sent to a client. If the operation has ended, its result is dropped if
+        ``release`` is true, else kept for ``retain_s``, or for a day by default.
+        """
         held = self._held.get(handle)
         if held is None:
             return
@@ -220,7 +223,7 @@ class OperationHandles:
             self._keep(held)
 
     def _keep(self, held: HeldOperation) -> None:
-        """Keep an ended operation for its time, from now on, then drop it."""
+        """Drop an ended operation when its retention time, counted from now, is over."""
         if held.retain_s is not None:
             keep_s = held.retain_s
         elif held.asked:

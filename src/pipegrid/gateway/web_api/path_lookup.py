@@ -32,7 +32,7 @@ class FoundObject:
 
     Attributes:
         cap: the known cap that grants most; None: the object does not exist, or no read cap of it is known.
-        child: the object's entry in its directory; None for a path without names.
+        child: the object's entry in its directory; None: the path has no names, or the object does not exist.
         parent: the directory of the last name that was looked up; None for a path without names.
         missing: the last names of the path, from the first that does not exist; that name would be in
             ``parent``.
@@ -66,7 +66,7 @@ class FoundObject:
 
     @property
     def metadata(self) -> dict[str, Any] | None:
-        """The metadata of the object's entry; None for a path without names."""
+        """The metadata of the object's entry; None if there is no entry."""
         return None if self.child is None else self.child.metadata
 
 
@@ -96,7 +96,7 @@ async def find(grid: Grid, text: str, names: Sequence[str]) -> FoundObject:
 
     Raises:
         AccessProhibited: the blacklist prohibits access to an object on the path.
-        WebError: 400 if a name is empty or is below a file; 410 if a directory cannot be read.
+        WebError: 400 if a name is empty; 410 if a directory cannot be read; see also ``FileOnPath``.
     """
     here = FoundObject(cap_of(text))
     grid.check_access(here.cap)
@@ -130,9 +130,9 @@ async def find_place(grid: Grid, text: str, names: Sequence[str]) -> FoundObject
 
 async def find_unless_new(grid: Grid, text: str, names: Sequence[str]) -> FoundObject:
     """
-    Follow a path; if the cached directory does not contain the last name, treat that as missing.
+    Follow a path; if the cached directory does not contain the last name, treat the name as missing.
 
-    For requests that create what is missing, without replacing anything: if another client has created it
+    For requests that create an object only if none of this name exists: if another client has created one
     meanwhile, the change of the directory notices that.
 
     Args, Raises: as ``find``; the last name must not be empty.
@@ -216,7 +216,7 @@ def unreadable(cap: Cap, error: NotEnoughSharesError) -> Exception:
 
 
 def best_cap(child: Child) -> Cap | None:
-    """Return the cap of a child that grants most, of whatever kind."""
+    """Return the write cap of a child if its kind is known, else the read cap, else the write cap."""
     if child.write_cap is None or isinstance(child.write_cap, UnknownCap):
         return child.read_cap or child.write_cap
     if child.read_cap is not None and child.read_cap != child.write_cap.readonly():

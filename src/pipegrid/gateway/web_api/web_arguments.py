@@ -163,7 +163,7 @@ def most_body_bytes(
     """
     Return the maximum size of a request body, given the head of the request.
 
-    None: no limit, for a form with files, or a body that becomes an immutable file.
+    None: no limit, for a form with files, a body that becomes an immutable file, or malformed arguments.
 
     Args:
         path: path of the request, with its query.

@@ -50,7 +50,7 @@ AHEAD_BYTES = 4 << 20
 """Maximum memory of members that wait: small files are fetched in advance up to this limit."""
 
 MEMBER_BYTES = 4 << 10
-"""Memory counted for each waiting member in addition to its content; at most a thousand members wait."""
+"""Memory counted for each waiting member in addition to its content; so about a thousand members can wait."""
 
 LIMITS = WalkLimits(reads=16, ahead_bytes=8 << 20, open_bytes=64 << 20, objects=2_000_000)
 
@@ -74,10 +74,11 @@ class _Waiting:
 
     Attributes:
         cap: cap of a file, or of an object that cannot be read; None for a directory.
-        fetching: fires with the content of a file that may be small.
+        fetching: fires with the content of a file, or with its beginning if a mutable file is large; None:
+            not fetched in advance.
         waits_bytes: memory counted for this member.
         error: why the member cannot be archived; None: no problem is known.
-        end: why the walk failed; no member follows.
+        end: why the walk failed, instead of a member; None: this is a member.
     """
 
     member: ZipMember

@@ -186,7 +186,7 @@ def _note(cap: DirectoryCap) -> str:
 
 
 def _changed(child: Child) -> float | None:
-    """Return when the file was changed or, if its entry does not contain that time, when it was linked."""
+    """Return when the file was changed, else when it was linked, in seconds since 1970; None: not known."""
     when = as_time(child.metadata.get("mtime"))
     if when is None:
         tahoe = child.metadata.get("tahoe")

@@ -29,7 +29,7 @@ class ServerRow:
         state: state in one or two words.
         tone: ``good``, ``warn`` or ``bad``.
         reason: why the server is not used, or until when it is certified; or empty.
-        rtt_s, available_bytes: None: not known.
+        rtt_s, available_bytes: round-trip time, and free space; None: not known.
     """
 
     name: str

@@ -136,7 +136,7 @@ LEAST_BAR_PX = 3
 """Minimum height of a bar, in pixels."""
 
 LEAST_WIDTH = 0.004
-"""Minimum width of a bar, as a fraction of its row; bursts that are closer together share one bar."""
+"""Minimum width of a bar, as a fraction of its row; neighbouring bursts that fit into this share one bar."""
 
 MOST_LISTED = 120
 """Maximum bursts in the table, for all servers together; beyond it, neighbouring bursts are joined."""

@@ -107,7 +107,7 @@ def transfer_page(record: TransferRecord) -> HttpResponse:
 # batch together. The name of a batch is random, since any client that knows it can read the progress.
 
 MOST_UPLOADS = 1000
-"""Maximum number of uploads whose progress is recorded at once; further uploads are stored as well."""
+"""Maximum number of uploads whose progress is recorded at once; further uploads are stored without it."""
 
 _NAME = re.compile(r"([A-Za-z0-9_-]{16,64})\.([0-9]{1,9})\Z")
 
@@ -156,7 +156,10 @@ class UploadProgress:
             self._uploads.pop(key, None)
 
     def fractions(self, batch: str) -> dict[str, float]:
-        """Return the acknowledged fraction of each upload of a batch, from 0 to 1, by the upload's number."""
+        """
+        Return the acknowledged fraction, from 0 to 1, of each running upload of a batch, by the upload's
+        number.
+        """
         return {
             number: done / total if total else 0.0
             for (name, number), (done, total) in self._uploads.items()
@@ -166,7 +169,8 @@ class UploadProgress:
 
 async def answer_uploads(call: ApiRequest) -> HttpResponse:
     """
-    Answer ``/uploads/BATCH`` with JSON: the acknowledged fraction of each upload of the batch, by number.
+    Answer ``/uploads/BATCH`` with JSON: the acknowledged fraction of each running upload of the batch, by
+    number.
     """
     if call.method != "GET":
         raise method_not_allowed(call, "GET, HEAD")
