@@ -45,7 +45,6 @@ SMALL = {
     "speedtest/end_with_parent.py": "run with python -m",
     "storage/storage_paths.py": _CONTRACT,
     "transfer/server_space.py": "loaded only when shares could be spread over more servers",
-    "transfer/get/get_history.py": "pure measurements that all gets of a client share",
     "transfer/put/source_opening.py": "brings twisted.web only for sources that need it",
     "transfer/settings.py": "read by the options of commands, before any transfer",
 }
