@@ -13,9 +13,7 @@ import attrs
 from pipegrid.core.hashes import Buffer
 from pipegrid.errors import ServerError
 
-UNKNOWN_PROTOCOL = (
-    "only versions of the storage protocol that this PipeGrid does not know; a newer one may"
-)
+UNKNOWN_PROTOCOL = "only versions of the storage protocol that this PipeGrid does not know (perhaps a newer one does)"
 """Error for a server's version message that lists only unknown protocols; follows "it answered with"."""
 
 
