@@ -1,5 +1,5 @@
 """
-A slow, obviously correct encoder for tests, written from the format reference alone.
+A slow, obviously correct encoder for tests, written from Tahoe-LAFS's ``file-encoding.rst`` alone.
 
 It shares no code with what it helps to test: hashes, trees and layout are spelled out here once
 more, naively. Only zfec and the cipher are borrowed. ``test_decoder`` checks it against the

@@ -56,8 +56,8 @@ UNREACHABLE = {
     "wrong-secret-furl": "does not know the secret in its address; copy its fURL again",
     "introducer-as-server": "does not say that it stores shares; copy the fURL of a storage server",
     "down": "check that it runs",
-    "future-https": "only versions of the storage protocol that this PipeGrid does not know",
-    "future-foolscap": "only versions of the storage protocol that this PipeGrid does not know",
+    "future-https": "only storage protocol versions that are unknown here",
+    "future-foolscap": "only storage protocol versions that are unknown here",
 }
 """Entries that might be servers, until somebody asks them."""
 

@@ -314,7 +314,7 @@ class FailureTests(SynchronousTestCase):
         asking = self.server.version()
         self.world.settle()
         error = self.failureResultOf(asking, ServerProtocolError).value
-        self.assertIn("perhaps a newer one does", str(error))
+        self.assertIn("a newer PipeGrid may know them", str(error))
 
     def test_a_failed_write_is_not_closed(self) -> None:
         """If the disk fails a write, the close right behind it does not make a damaged share visible."""

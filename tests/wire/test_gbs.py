@@ -190,7 +190,7 @@ class SchemaTests(SynchronousTestCase):
             b"http://allmydata.org/tahoe/protocols/storage/v9": {},
             b"application-version": b"x",
         }
-        with self.assertRaisesRegex(ValueError, "perhaps a newer one does"):
+        with self.assertRaisesRegex(ValueError, "a newer PipeGrid may know them"):
             gbs_cbor_bodies.unpack_version(cbor2.dumps(later))
 
     @settings(max_examples=100, deadline=None, derandomize=True)

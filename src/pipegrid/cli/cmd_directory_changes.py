@@ -101,9 +101,9 @@ def ln_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
     """
     Link files or directories into a mutable directory.
 
-    The last PATH is the new name, ALIAS:some/name or CAP/some/name; if it is an existing directory, and CAP
-    has a path, the old name is kept in it. Missing directories are created. Several sources need an
-    existing directory.
+    The last PATH is the new name: ALIAS:some/name or CAP/some/name. If it is an existing directory, a source
+    that was given with a path is linked in it under its old name. Missing directories are created. Several
+    sources need an existing directory.
     """
 
     async def link(grid: tree_grid.Grid, console: Console, source: str) -> None:

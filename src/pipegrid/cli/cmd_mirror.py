@@ -287,10 +287,10 @@ def debian_command(
     dest: str, options: DebianOptions, filtering: dict[str, Any], fetching: MirrorOptions
 ) -> ReactorJob | GridJob:
     """
-    Keep a Debian archive in DEST.
+    Mirror a Debian archive to DEST.
 
     gpgv checks each suite's release file; the hashes in it check the indexes, and those in the indexes
-    check the packages. Indexes appear after the files that they name, so apt can read from DEST meanwhile.
+    check the packages. Indexes appear after the files that they name, so apt can use DEST during a run.
     """
     if options.from_grid is not None:
         return bring_back(options.from_grid, dest, fetching)
@@ -326,11 +326,11 @@ def rpm_command(
     dest: str, options: RpmOptions, filtering: dict[str, Any], fetching: MirrorOptions
 ) -> ReactorJob | GridJob:
     """
-    Keep an RPM repository in DEST.
+    Mirror an RPM repository to DEST.
 
     URL is the directory that contains repodata. gpgv checks its repomd.xml; the hashes in it check the
     indexes, and those in the indexes check the packages. repomd.xml appears after all files that it names,
-    so dnf can read from DEST meanwhile.
+    so dnf can use DEST during a run.
     """
     if options.from_grid is not None:
         return bring_back(options.from_grid, dest, fetching)

@@ -2,8 +2,9 @@
 Capabilities: a class for each kind, a strict parser, and checks of what a cap grants.
 
 Every cap has exactly one spelling, except for obsolete hints in MDMF caps, which are ignored. Text of an
-unknown kind becomes an ``UnknownCap``, which can be copied but not opened. Source: the format reference,
-section 8; for mutable kinds, section 1 of its appendix.
+unknown kind becomes an ``UnknownCap``, which can be copied but not opened.
+
+Source: Tahoe-LAFS's ``uri.rst``, and how 1.20 behaves.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 Decoder that restores a range of an immutable file from its shares. It does no I/O: the caller reads the
 ranges that it asks for.
 
-Source: the format reference, section 7.
+Source: Tahoe-LAFS's ``file-encoding.rst``, and how 1.20 behaves.
 """
 
 from __future__ import annotations

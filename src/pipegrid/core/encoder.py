@@ -1,7 +1,7 @@
 """
 Encodes immutable files into shares: one segment at a time, or a small file in one call.
 
-Source: the format reference, sections 2 to 6.
+Source: Tahoe-LAFS's ``file-encoding.rst``, and how 1.20 behaves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 Encoding parameters, and the sizes that follow from the parameters and a file's size.
 
-Source: the format reference, section 2.1.
+Source: Tahoe-LAFS's ``file-encoding.rst``, and how 1.20 behaves.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ Erasure coding of one segment: k primary blocks to parity blocks, and any k bloc
 uses ISA-L through ``ctypes`` if that library is installed, otherwise zfec. Also the uninitialised buffers for
 the results.
 
-Source: the format reference, section 3; Rizzo, "Effective erasure codes", 1997, as implemented by zfec;
-ISA-L's ``erasure_code.h``; Python's C API, ``PyByteArray_FromStringAndSize`` and ``Py_buffer``.
+Source: Tahoe-LAFS's ``file-encoding.rst``, and how 1.20 behaves; Rizzo, "Effective erasure codes", 1997, as
+implemented by zfec; ISA-L's ``erasure_code.h``; Python's C API, ``PyByteArray_FromStringAndSize``.
 """
 
 from __future__ import annotations

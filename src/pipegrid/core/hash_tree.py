@@ -2,7 +2,7 @@
 Merkle trees as shares store them (one byte string of 32-byte nodes, root first), and trees that are verified
 node by node.
 
-Source: the format reference, sections 1.5, 4 and 7.1.
+Source: Tahoe-LAFS's ``file-encoding.rst``, and how 1.20 behaves.
 """
 
 from __future__ import annotations

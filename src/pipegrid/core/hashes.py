@@ -2,7 +2,7 @@
 Tagged hashes, and the secrets that a client derives from its lease secret for each file and server. Every
 hash of the format is SHA-256d over a netstring tag and a value.
 
-Source: the format reference, sections 1.1 to 1.3; storage protocols, section 6.
+Source: Tahoe-LAFS's ``file-encoding.rst``, and how 1.20 behaves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """
 The layout of a share's data: the header with its offset table, in versions 1 and 2.
 
-The container that a server puts around the data is not covered. Source: the format reference, section 6.
+The container that a server puts around the data is not covered.
+
+Source: Tahoe-LAFS's ``file-encoding.rst``, and how 1.20 behaves.
 """
 
 from __future__ import annotations

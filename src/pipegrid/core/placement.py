@@ -1,7 +1,7 @@
 """
 Placement: the permuted ring, servers of happiness, and which server gets which share.
 
-Source: the format reference, storage protocols, sections 5.1 and 5.3.
+Source: how Tahoe-LAFS 1.20 behaves.
 """
 
 from __future__ import annotations

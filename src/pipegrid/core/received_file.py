@@ -2,7 +2,7 @@
 The state of one immutable file's shares during a download: their verified metadata, which metadata is
 missing, which ranges to read for a range of segments, and which segments wait for blocks.
 
-Source: the format reference, sections 6 and 7.
+Source: Tahoe-LAFS's ``file-encoding.rst``, and how 1.20 behaves.
 """
 
 from __future__ import annotations

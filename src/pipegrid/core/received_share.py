@@ -1,7 +1,7 @@
 """
 The received bytes of one immutable share, and the verification of each part.
 
-Source: the format reference, sections 6 and 7.1.
+Source: Tahoe-LAFS's ``file-encoding.rst``, and how 1.20 behaves.
 """
 
 from __future__ import annotations

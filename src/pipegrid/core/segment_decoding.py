@@ -3,7 +3,7 @@ Decoding of one segment as a job without side effects, for any thread: verify k 
 decrypt. Also decoding of a file of one segment from whole shares, the counterpart of
 ``encoder.encode_whole``.
 
-Source: the format reference, sections 6 and 7.1.
+Source: Tahoe-LAFS's ``file-encoding.rst``, and how 1.20 behaves.
 """
 
 from __future__ import annotations

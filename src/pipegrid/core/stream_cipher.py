@@ -1,7 +1,7 @@
 """
 AES-128 in counter mode, with one key stream for a whole immutable file or a segment of a mutable one.
 
-Source: the format reference, section 2.3.
+Source: Tahoe-LAFS's ``file-encoding.rst``, and how 1.20 behaves.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 Text from people and servers: escaping it for display, strict decoding, normal forms of names, and caps as
 people paste them.
 
-Source of names: the format reference, section 8.5; Unicode Standard Annex 15, section 13.
+Source of names: Tahoe-LAFS's ``dirnodes.rst``, and how 1.20 behaves; Unicode Standard Annex 15, section 13.
 """
 
 from __future__ import annotations

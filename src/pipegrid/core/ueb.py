@@ -1,7 +1,7 @@
 """
 The URI extension block (UEB), and the check whether a cap fits the UEBs that servers store.
 
-Source: the format reference, section 5.
+Source: Tahoe-LAFS's ``file-encoding.rst``, and how 1.20 behaves.
 """
 
 from __future__ import annotations

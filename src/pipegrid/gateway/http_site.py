@@ -355,7 +355,7 @@ class GatewayChannel(HTTPChannel):
 
     def pauseProducing(self) -> None:
         """
-        Note that the client reads too slowly; a client that reads nothing for ``stalled_s`` is disconnected.
+        Note that the client reads too slowly; it is disconnected after ``limits.stalled_s`` without reading.
         """
         self._stopped_reading = True
         self.stalled_s = self.site.clock.seconds()

@@ -182,7 +182,11 @@ def configured_port(parser: SettingsFile, node: str) -> str:
     """
     text = _text(parser, "tub.port")
     if text == "disabled":
-        raise _wrong(parser, "tub.port", f"is 'disabled': no client could reach the {node}; set it")
+        raise _wrong(
+            parser,
+            "tub.port",
+            f"is 'disabled', so no client could reach the {node}; set it to an address",
+        )
     return text
 
 

@@ -40,7 +40,7 @@ from pipegrid.wire.server_address import Furl, Nurl
 # An entry that cannot be used is skipped with a warning, and the other entries are used. A file that is not
 # YAML is an error.
 #
-# Source: the format reference, storage protocols, sections 4.3, 5.1 and 6.
+# Source: how Tahoe-LAFS 1.20 behaves.
 
 
 _MAX_FILE_BYTES = 16 << 20
@@ -327,7 +327,7 @@ def member_of(value: Any, key: str, default: Any) -> Any:
 # An old ``tahoe.cfg`` names its only introducer in ``[client] introducer.furl`` instead. An entry that cannot
 # be used is skipped with a warning.
 #
-# Source: the format reference, storage protocols, section 4.3.
+# Source: how Tahoe-LAFS 1.20 behaves.
 
 MAX_INTRODUCERS = 32
 

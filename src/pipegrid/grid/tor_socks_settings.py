@@ -63,7 +63,7 @@ def connection_policy(parser: SettingsFile, is_tahoe: bool) -> ConnectionPolicy:
         way = DirectWay()
     elif tcp == "tor":
         if isinstance(tor, RefusedWay):
-            raise RefusedSetting(f"{shown}, and {tor.reason}; set one of them; {_SENT}")
+            raise RefusedSetting(f"{shown}, but {tor.reason}; change one of them; {_SENT}")
         way = tor
     elif tcp == "socks" and is_tahoe:
         raise RefusedSetting(

@@ -468,7 +468,7 @@ async def start_relay(reactor: Any, host: str, port: int, interface: str = "") -
 
 
 class _RelayConnection(ProtocolWrapper):
-    """A connection to this process's relay, which counts the received bytes."""
+    """A connection to this process's relay; it is aborted if all connections together receive too much."""
 
     def dataReceived(self, data: bytes) -> None:
         factory: Any = self.factory

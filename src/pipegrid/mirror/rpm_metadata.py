@@ -470,7 +470,7 @@ class _Entry:
     def file(self, size: int | None, checksum: str = "checksum") -> ArchiveFile:
         """Return the file that the entry names. Raises BadEntry."""
         if self._twice:
-            raise BadEntry(f"{self.document} has an entry with two elements {self._twice}")
+            raise BadEntry(f"{self.document} has an entry with more than one <{self._twice}>")
         kind = self.attributes.get(checksum, {}).get("type", "").lower()
         if not kind:
             raise BadEntry(f"{self.document} does not give the hash of {quoted(self.path())}")

@@ -136,8 +136,8 @@ class StagedFile:
 
     def end(self, pieces: list[bytes]) -> bool:
         """
-        Hash the last pieces, and write them if this is the wanted file; otherwise remove it. Return whether
-        it is.
+        Hash the last pieces. If the whole file has the wanted hash, write them; otherwise remove the file.
+        Return whether it has the hash.
         """
         wanted = self.wanted
         self._hash(pieces)

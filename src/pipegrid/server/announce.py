@@ -2,7 +2,7 @@
 Announces a storage server to introducers, again after each lost connection, and stores its announced
 identity.
 
-Source: the format reference, storage protocols, sections 4.2 and 5.1.
+Source: how Tahoe-LAFS 1.20 behaves.
 """
 
 from __future__ import annotations

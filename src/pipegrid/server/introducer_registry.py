@@ -1,7 +1,7 @@
 """
 The announcements that an introducer passes on: which it accepts, which it keeps, and for how long.
 
-Source: the format reference, storage protocols, sections 4.1 and 4.2.
+Source: how Tahoe-LAFS 1.20 behaves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 An introducer's Foolscap object: it receives announcements, and sends them to subscribers.
 
-Source: the format reference, storage protocols, section 4.1.
+Source: how Tahoe-LAFS 1.20 behaves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 The server's port: recognises Foolscap and TLS by the first bytes of a connection, and limits connections.
 
-Source: the format reference, storage protocols, section 3.
+Source: how Tahoe-LAFS 1.20 behaves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 The file of an immutable share: its container, its leases, and the expiry of leases.
 
-Source: the format reference, section 6; storage protocols, sections 7.1 and 7.3.
+Source: Tahoe-LAFS's ``file-encoding.rst``, and how 1.20 behaves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 ``ShareStore``: the shares, free space and advisories of one storage directory.
 
-Source: the format reference, storage protocols, sections 7 and 8.
+Source: how Tahoe-LAFS 1.20 behaves.
 """
 
 from __future__ import annotations

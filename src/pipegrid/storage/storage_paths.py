@@ -1,7 +1,7 @@
 """
 Paths in a storage directory, in the layout of Tahoe-LAFS except for ``incoming``.
 
-Source: the format reference, storage protocols, section 7.
+Source: how Tahoe-LAFS 1.20 behaves.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from pipegrid.transfer.results import Progress
 # with a version of 1 or 2, so their first bytes do not distinguish them. The cap distinguishes them: only
 # with the right offset of the share data is a UEB found whose hash is in the cap.
 #
-# Source: the format reference, section 6; storage protocols, section 7.1.
+# Source: Tahoe-LAFS's ``file-encoding.rst``, and how 1.20 behaves.
 
 _CONTAINER_HEADER_BYTES = 12
 _FILE_NAME = re.compile(r"[0-9]{1,3}")

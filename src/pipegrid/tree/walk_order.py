@@ -38,8 +38,8 @@ class WalkLimits(NamedTuple):
         ahead_bytes: maximum memory for directories that were read, or are being read, in advance.
         open_bytes: maximum memory for the directories that the walk is in.
         depth: maximum number of levels below the root.
-        objects: maximum number of objects met, counted on all paths; a tree of thirty directories can have a
-            billion.
+        objects: maximum number of objects met. An object counts once for each path to it: thirty directories
+            that each link the next one twice have a billion paths.
     """
 
     reads: int = 64

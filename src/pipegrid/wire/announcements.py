@@ -2,7 +2,7 @@
 Announcements of storage servers through introducers: signing, verification, and the newest announcement of
 each server.
 
-Source: the format reference, storage protocols, sections 4.2, 5.1 and 6.
+Source: how Tahoe-LAFS 1.20 behaves.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 The remote interfaces of a storage server, its writers and its readers. Importing this module imports
 Foolscap, which is slow.
 
-Source: the format reference, storage protocols, sections 2.2 and 2.3; names as in Tahoe-LAFS 1.20.0.
+Source: how Tahoe-LAFS 1.20 behaves; names as in Tahoe-LAFS 1.20.0.
 """
 
 from collections.abc import Sequence

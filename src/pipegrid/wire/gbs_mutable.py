@@ -1,7 +1,7 @@
 """
 The bodies of read-test-write requests and their answers, over GBS.
 
-Source: the format reference, storage protocols, section 1.7.
+Source: Tahoe-LAFS's ``http-storage-node-protocol.rst``, and how its server 1.20 behaves.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pipegrid.wire.storage_messages import (
 
 MAX_REQUEST_BYTES = 1 << 48
 """
-The maximum length of a request in the protocol. Tahoe-LAFS's client writes a whole share in one request: for
-a file of 1 GB that is 350 MB at k = 3. A server's disk may have less space.
+The maximum length of a request, in effect no limit but the space on the server's disk: Tahoe-LAFS's client
+writes a whole share in one request, 350 MB for a file of 1 GB at k = 3.
 """
 MAX_MEMORY_BYTES = 32 << 20
 """

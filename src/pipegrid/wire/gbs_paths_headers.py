@@ -1,7 +1,7 @@
 """
 Paths and headers of GBS messages, for clients and servers. Every ``parse_`` function checks all input.
 
-Source: the format reference, storage protocols, sections 1.4 to 1.7.
+Source: Tahoe-LAFS's ``http-storage-node-protocol.rst``, and how its server 1.20 behaves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 The introducer protocol: remote interfaces, connecting to an introducer, and reconnecting after a loss.
 
-Source: the format reference, storage protocols, section 4.1.
+Source: how Tahoe-LAFS 1.20 behaves.
 """
 
 from __future__ import annotations

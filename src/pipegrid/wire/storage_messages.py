@@ -13,7 +13,9 @@ import attrs
 from pipegrid.core.hashes import Buffer
 from pipegrid.errors import ServerError
 
-UNKNOWN_PROTOCOL = "only versions of the storage protocol that this PipeGrid does not know (perhaps a newer one does)"
+UNKNOWN_PROTOCOL = (
+    "only storage protocol versions that are unknown here; a newer PipeGrid may know them"
+)
 """Error for a server's version message that lists only unknown protocols; follows "it answered with"."""
 
 

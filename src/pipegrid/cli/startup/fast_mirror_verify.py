@@ -37,7 +37,7 @@ def verify_if_same(dest: str, as_json: bool, quiet: bool) -> int | QuickCheckRes
         return None
     if len(dest) > MAX_DEST or (as_json and plain_json({"dest": dest}) is None):
         return None
-    for number in (_signal.SIGTERM, _signal.SIGHUP):  # the same signals as in ``process``
+    for number in (_signal.SIGTERM, _signal.SIGHUP):  # SIGINT is handled so anyway
         if _signal.getsignal(number) != _signal.SIG_IGN:
             _signal.signal(number, _signal.default_int_handler)
     try:

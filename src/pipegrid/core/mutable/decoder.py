@@ -1,7 +1,7 @@
 """
 Reader that restores one version of a mutable file from its shares, segment by segment, without I/O.
 
-Source: the format reference for mutable files, section 5, step 4.
+Source: Tahoe-LAFS's ``mutable.rst``, and how 1.20 behaves.
 """
 
 from __future__ import annotations

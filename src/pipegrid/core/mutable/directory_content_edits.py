@@ -2,7 +2,7 @@
 The content of read-write directories: entries, encrypted write caps, and merging of two versions. Also edits
 (links, unlinks, renames and metadata), which can be applied again to a newer version.
 
-Source: the format reference for mutable files, section 7; that of trees, sections 3 and 7.4.
+Source: Tahoe-LAFS's ``mutable.rst``, and how 1.20 behaves; ``dirnodes.rst``.
 """
 
 from __future__ import annotations

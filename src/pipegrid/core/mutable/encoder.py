@@ -1,7 +1,7 @@
 """
 Encoder that turns a new version of a mutable file into shares, segment by segment or in one call.
 
-Source: the format reference for mutable files, sections 2 to 5.
+Source: Tahoe-LAFS's ``mutable.rst``, and how 1.20 behaves.
 """
 
 from __future__ import annotations

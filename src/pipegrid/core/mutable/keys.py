@@ -1,7 +1,7 @@
 """
 The keys of a mutable file: an RSA key pair, and the keys and hashes derived from it.
 
-Source: the format reference for mutable files, section 1.
+Source: Tahoe-LAFS's ``mutable.rst``, and how 1.20 behaves.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def load_verifying_key(public_der: bytes, cap: MutableCap, share_number: int) ->
             share_number,
         )
     wrong = CorruptionError(
-        f"the public key that the cap names, in share {share_number}, is not one of RSA with "
+        f"share {share_number} has the public key that the cap names, but that is not an RSA key with "
         f"{KEY_BITS} bits; do not trust the source of the cap",
         share_number,
     )

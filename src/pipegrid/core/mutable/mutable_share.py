@@ -2,7 +2,7 @@
 One share of a mutable file: the layout of its header's offset table for SDMF and MDMF, and the verification
 of its version.
 
-Source: the format reference for mutable files, sections 3, 4 and 5, step 2.
+Source: Tahoe-LAFS's ``mutable.rst``, and how 1.20 behaves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 Update of a range of an MDMF file, without transferring the rest of the file.
 
-Source: the format reference for mutable files, sections 4 and 6.
+Source: Tahoe-LAFS's ``mutable.rst``, and how 1.20 behaves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 Versions of a mutable file: their sizes, their order, and the choice of the version to read.
 
-Source: the format reference for mutable files, sections 2 to 6; that of trees, 7.4.
+Source: Tahoe-LAFS's ``mutable.rst``, and how 1.20 behaves; ``dirnodes.rst``.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def _fit_for_clients(operation: str, error: Exception) -> PipegridError:
 # The exception is a complete share of which bytes were written twice, with a difference: the first ones are
 # kept, and the share can be closed. Mutable slots use the same queue as over HTTPS.
 #
-# Source: the format reference, storage protocols, sections 2.3 and 8.
+# Source: how Tahoe-LAFS 1.20 behaves.
 
 
 Vectors = tuple[list[tuple[int, int, bytes, bytes]], list[tuple[int, bytes]], int | None]

@@ -1,7 +1,7 @@
 """
 GBS requests for mutable slots, and the queue that orders these requests.
 
-Source: the format reference, storage protocols, section 1.7.
+Source: Tahoe-LAFS's ``http-storage-node-protocol.rst``, and how its server 1.20 behaves.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 The head of a request, and the checks that need only the head: path, method, authorisation, secrets, and
 length of the body.
 
-Source: the format reference, storage protocols, sections 1.4 to 1.7.
+Source: Tahoe-LAFS's ``http-storage-node-protocol.rst``, and how its server 1.20 behaves.
 """
 
 from __future__ import annotations

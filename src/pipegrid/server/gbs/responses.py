@@ -1,7 +1,7 @@
 """
 The answers of the GBS server as bytes: small answers are constants, large ones have a head and a stream.
 
-Source: the format reference, storage protocols, sections 1.3, 1.7 and 1.8.
+Source: Tahoe-LAFS's ``http-storage-node-protocol.rst``, and how its server 1.20 behaves.
 """
 
 from __future__ import annotations

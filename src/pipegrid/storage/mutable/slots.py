@@ -1,7 +1,7 @@
 """
 The mutable shares of a storage directory: reading them, and the atomic read-test-write.
 
-Source: the format reference, storage protocols, sections 7.2, 7.3 and 8.3.
+Source: how Tahoe-LAFS 1.20 behaves.
 """
 
 from __future__ import annotations

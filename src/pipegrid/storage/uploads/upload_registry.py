@@ -2,7 +2,7 @@
 The registry of unfinished uploads of a storage directory: their owners, limits, open files and promised
 space.
 
-Source: the format reference, storage protocols, sections 7 and 8.
+Source: how Tahoe-LAFS 1.20 behaves.
 """
 
 from __future__ import annotations

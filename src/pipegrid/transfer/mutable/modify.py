@@ -112,7 +112,7 @@ def _first_holder(slot: Slot, places: ExpectedHeads) -> Peer | None:
 # So after a response was lost, an edit may be applied to content that already contains this edit. The edit
 # must tolerate this, or come with a function that recognizes the edit in the content (``redo``).
 #
-# Source: the format reference, trees, 7.3 and 7.4.
+# Source: Tahoe-LAFS's ``dirnodes.rst``, and how 1.20 behaves.
 
 ContentEdit = Callable[[bytes], bytes]
 """Maps old content to new content; equal content is not written. An edit may be applied more than once."""

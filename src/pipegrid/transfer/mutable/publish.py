@@ -44,7 +44,7 @@ from pipegrid.wire.storage_messages import ShareChange
 # only if the leader accepted. A writer whom the leader refuses has changed no other server; so one of many
 # writers succeeds, and no version is left half overwritten.
 #
-# Source: the format reference for mutable files, section 6.
+# Source: Tahoe-LAFS's ``mutable.rst``, and how 1.20 behaves.
 
 ExpectedHeads = dict[Peer, dict[int, bytes | None]]
 """Maps a server and share number to the share's required first bytes; None: the share must not exist."""

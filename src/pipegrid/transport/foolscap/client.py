@@ -372,7 +372,7 @@ class FoolscapServer(StoresApart):
     # slot in the order in which they were sent. A slot is identified by its storage index only. So this
     # client keeps no references for slots, and when a connection is lost, only pending responses are lost.
     #
-    # Source: the format reference, storage protocols, section 2.3.
+    # Source: how Tahoe-LAFS 1.20 behaves.
 
     @_question
     async def read_test_write(

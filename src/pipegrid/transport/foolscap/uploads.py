@@ -87,7 +87,7 @@ class FoolscapUploads:
     PipeGrid's servers then refuse the ``close``; other servers may keep a damaged share, which its hashes
     reveal.
 
-    Source: the format reference, storage protocols, section 2.3.
+    Source: how Tahoe-LAFS 1.20 behaves.
 
     Args:
         server: the server's name for messages.

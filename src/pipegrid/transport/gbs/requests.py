@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # Defaults are not sent: messages are CBOR unless a header says otherwise, and servers refuse an ``Accept``
 # header that is not literally their type.
 #
-# Source: the format reference, storage protocols, sections 1.4 to 1.7.
+# Source: Tahoe-LAFS's ``http-storage-node-protocol.rst``, and how its server 1.20 behaves.
 
 ANSWER_BYTES = 280
 """

@@ -59,7 +59,7 @@ class GbsAnswers:
 
     All methods raise ``ServerError``s that name the server.
 
-    Source: the format reference, storage protocols, sections 1.4, 1.7 and 1.8.
+    Source: Tahoe-LAFS's ``http-storage-node-protocol.rst``, and how its server 1.20 behaves.
 
     Args:
         server: the server's name for messages.
