@@ -42,7 +42,8 @@ class RememberedTests(SynchronousTestCase):
     def test_nonsense_in_the_file(self) -> None:
         """It is as if there were none."""
         self.directory.mkdir(parents=True)
-        for text in (b"", b"[" * 5000, b"[]", b'{"puts_to_ask_first": "x"}', b"\xff", b"{}"):
+        late = b" " * 2000 + b'{"puts_to_ask_first": 3}'
+        for text in (b"", b"[" * 5000, b"[]", b'{"puts_to_ask_first": "x"}', b"\xff", b"{}", late):
             (self.directory / FOUND_NAME).write_bytes(text)
             self.assertFalse(open_placement_history("auto", [self.directory]).must_ask, text[:20])
 

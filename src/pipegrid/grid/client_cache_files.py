@@ -23,7 +23,8 @@ FOUND_NAME = "found_elsewhere.json"
 MAX_SERVERS = 1000
 """Maximum number of remembered servers; if there are more, the earliest recorded ones are forgotten."""
 
-_MAX_BYTES = 256 << 10
+_MAX_LIMITS_BYTES = 256 << 10
+_MAX_FOUND_BYTES = 1000
 _MAX_BUNDLE_BYTES = 1 << 30
 _LEFT = "puts_to_ask_first"
 
@@ -44,7 +45,7 @@ class BundleLimits:
         self._path = directories[0] / LIMITS_NAME if directories else None
         self._limits = {
             name: size
-            for name, size in _read(self._path).items()
+            for name, size in _read(self._path, _MAX_LIMITS_BYTES).items()
             if type(size) is int and 0 < size <= _MAX_BUNDLE_BYTES
         }
         self._changed = False
@@ -90,16 +91,16 @@ def open_placement_history(policy: AskFirst, directories: Sequence[Path]) -> Pla
     if not directories:
         return PlacementHistory(policy)
     path = directories[0] / FOUND_NAME
-    left = _read(path).get(_LEFT)
+    left = _read(path, _MAX_FOUND_BYTES).get(_LEFT)
     return PlacementHistory(
         policy, left if isinstance(left, int) else 0, lambda left: _write(path, {_LEFT: left})
     )
 
 
-def _read(path: Path | None) -> dict[str, Any]:
+def _read(path: Path | None, most_bytes: int) -> dict[str, Any]:
     """Return the JSON object in a file; an empty object if the file does not exist or cannot be used."""
     try:
-        found = json.loads(read_file(path, _MAX_BYTES)) if path is not None else {}
+        found = json.loads(read_file(path, most_bytes)) if path is not None else {}
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -244,7 +244,6 @@ class Slots:
         share = slot_file.open_file(path, os.O_RDWR)
         if share is None:
             return False
-        fresh = self.fresh_lease(share, secrets)
         with (
             closing(share),
             self._change(storage_index, (path,), secrets.owner) as space,
@@ -253,7 +252,7 @@ class Slots:
             try:
                 if secrets.owner:
                     self._check_holder([share], secrets, space)
-                slot_file.renew(share, fresh, space.has_lease_space)
+                slot_file.renew(share, self.fresh_lease(share, secrets), space.has_lease_space)
             finally:
                 if space.counts:
                     space.grew(os.fstat(share.fd).st_size - share.file_bytes)
